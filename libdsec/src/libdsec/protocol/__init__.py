@@ -1,8 +1,8 @@
 """The vocabulary: every word that crosses a boundary between two DSec processes.
 
-Values only (msgspec structs), no I/O, no clock, no randomness beyond `ids`. Everything above speaks in these terms, and
-the Rust half (`aether/src/wire.rs`) speaks the same bytes; `docs/wire.md` is the contract in prose and `tests/golden/` holds
-it together.
+Values only (msgspec structs), no I/O, no clock, no randomness beyond `ids`. Everything above speaks in these terms,
+and the Rust half (`aether/src/wire.rs`) speaks the same bytes; `docs/wire.md` is the contract in prose and
+`tests/golden/` holds it together.
 
 - `ids`        the identifiers of edges, sandboxes, sessions, calls
 - `spec`       what a caller asks for when it creates a sandbox

@@ -1,0 +1,98 @@
+"""Image references and layers.
+
+A name `NAME:TAG` points at an immutable published image: an ordered list of layers, a default configuration, a parent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from .errors import InvalidArgumentError
+
+LayerKind = Literal["base", "workspace", "toolkit"]
+
+_NAME = r"[a-z0-9]+(?:[._-][a-z0-9]+)*(?:/[a-z0-9]+(?:[._-][a-z0-9]+)*)*"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_REFERENCE = re.compile(rf"(?P<name>{_NAME}):(?P<tag>{_TAG})")
+
+
+class ImageRef(msgspec.Struct, frozen=True, order=True):
+    name: str
+    tag: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.tag}"
+
+
+def parse_ref(text: str) -> ImageRef:
+    """`repo/sphinx-9658:v1` → its name and tag.
+
+    :raises InvalidArgumentError: not of the form NAME:TAG; a tag is never guessed, since names are immutable.
+    """
+    match = _REFERENCE.fullmatch(text) if len(text) <= 384 else None
+    if match is None:
+        raise InvalidArgumentError(
+            f"cannot read image reference {text[:200]!r}: it must be NAME:TAG, the name in lower-case letters, digits and . _ - /",
+            field="image",
+        )
+    return ImageRef(match["name"], match["tag"])
+
+
+class ImageConfig(msgspec.Struct, frozen=True):
+    """Defaults of a sandbox made from the image."""
+
+    env: dict[str, str] = {}
+    cwd: str = "/"
+    user: str = "root"
+
+
+class LayerInfo(msgspec.Struct, frozen=True):
+    digest: str
+    """`sha256:` and 64 hex digits, over {generation, metadata digest, chunk size, chunk digests}."""
+    metadata_bytes: int
+    data_bytes: int
+    files: int
+
+
+class ImageInfo(msgspec.Struct, frozen=True):
+    ref: str
+    kind: LayerKind
+    layers: tuple[LayerInfo, ...]
+    """Lowest first."""
+    config: ImageConfig
+    created_at: float
+    parent: str | None = None
+
+
+class ImageBuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """image.build. EVENT frames of `BuildProgress` precede the `ImageInfo`."""
+
+    ref: str
+    source: str
+    """`release:bookworm` (Debian or Ubuntu), `dir:/path`, `tar:/path` (compressed or not); paths are the node's."""
+    kind: LayerKind = "base"
+    packages: tuple[str, ...] = ()
+    """Of a release: installed beside the minimal set."""
+    mirror: str | None = None
+    """Of a release; None takes the host's own from its apt configuration."""
+    config: ImageConfig = ImageConfig()
+
+
+class BuildProgress(msgspec.Struct, frozen=True):
+    stage: str
+    """`fetch`, `write`, `publish`."""
+    bytes_done: int = 0
+    files_done: int = 0
+
+
+class ImageNameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """image.inspect and image.remove."""
+
+    ref: str
+
+
+class ImageList(msgspec.Struct, frozen=True):
+    images: tuple[ImageInfo, ...]

@@ -1,0 +1,69 @@
+"""What a caller asks for when it creates a sandbox. Every field is honoured or refused; none is dropped."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Backend = Literal["container", "microvm", "fullvm", "fncall"]
+
+MIB = 1024 * 1024
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of one sandbox; None means the node's default for memory and pids, and no bound for the rest."""
+
+    memory_bytes: int | None = None
+    cpu_cores: float | None = None
+    """Cores' worth of CPU time (0.5 is half a core); the sandbox sees it rounded up as its number of processors."""
+    pids: int | None = None
+    disk_bytes: int | None = None
+    """Size of the writable upper. An error at create where the machine cannot bound it."""
+    disk_inodes: int | None = None
+
+
+class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What admission counts. Limits may overcommit a node, requests may not."""
+
+    memory_bytes: int = 16 * MIB
+    pids: int = 4
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    image: str
+    """`name:tag` of a published base image."""
+    backend: Backend = "container"
+    workspace: str | None = None
+    toolkits: tuple[str, ...] = ()
+    """Above the workspace, the first one lowest."""
+    limits: Limits = Limits()
+    requests: Requests = Requests()
+    env: dict[str, str] = {}
+    cwd: str = "/"
+    user: str = "root"
+    """Default user of commands and file operations: a name, a uid, or `uid:gid`."""
+    hostname: str | None = None
+    ttl_idle_s: float | None = None
+    """Stop after so many seconds without a call of a client."""
+    deadline_s: float | None = None
+    """Stop after so many seconds of life, whatever happens."""
+    network_rules: dict[str, bool] = {}
+    """Egress rules. This version has none to give: anything but an empty map or all False is refused."""
+    nested_user_namespaces: bool = False
+    labels: dict[str, str] = {}
+
+
+class SandboxInfo(msgspec.Struct, frozen=True):
+    """A sandbox as the edge knows it. Times are seconds since the epoch."""
+
+    id: str
+    spec: SandboxSpec
+    state: str
+    cause: str | None
+    """Why it stopped or failed: `client`, `idle_ttl`, `deadline`, `init_died`, ..."""
+    created_at: float
+    last_used_at: float
+    node: str
+    create_ms: float | None = None
+    """Milliseconds from the edge's receipt of the request to the first answer of PID 1."""
