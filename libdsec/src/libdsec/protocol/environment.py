@@ -35,7 +35,8 @@ def parse_ref(text: str) -> ImageRef:
     match = _REFERENCE.fullmatch(text) if len(text) <= 384 else None
     if match is None:
         raise InvalidArgumentError(
-            f"cannot read image reference {text[:200]!r}: it must be NAME:TAG, the name in lower-case letters, digits and . _ - /",
+            f"cannot read image reference {text[:200]!r}: it must be NAME:TAG, "
+            "the name in lower-case letters, digits and . _ - /",
             field="image",
         )
     return ImageRef(match["name"], match["tag"])

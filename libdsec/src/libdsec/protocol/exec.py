@@ -35,7 +35,8 @@ class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stdin: bool = False
     """True: the caller sends DATA on stream 1, ended by END. False: /dev/null."""
     stream: bool = False
-    """True: output comes as it is printed, under credit; the command waits for a slow reader. False: collected and cut."""
+    """True: output comes as it is printed, under credit; the command waits for a slow reader.
+    False: collected and cut."""
     limit: OutputLimit = OutputLimit()
     pty: bool = False
     """A terminal on stdin, stdout and stderr (all on stream 2); implies `stdin` and `stream`."""

@@ -35,7 +35,8 @@ class FileRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     user: str | None = None
     recursive: bool = False
-    """mkdir: make parents, and an existing directory is fine. remove: with all below it. stat, archive: not used (must be False)."""
+    """mkdir: make parents, and an existing directory is fine. remove: with all below it.
+    stat, archive: not used (must be False)."""
     follow: bool = False
     """stat only: of what a symlink points to."""
 
@@ -54,8 +55,8 @@ class FileReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FileWriteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """file.write: the caller sends DATA on stream 1 up to END, then gets `FileAnswer`.
 
-    Unless `append`, the file is replaced at once at the end (a temporary file beside it, renamed), so that no reader sees half.
-    A file that is not regular (a device, a pipe) and a write that follows a symlink are written in place.
+    Unless `append`, the file is replaced at once at the end (a temporary file beside it, renamed), so that no reader
+    sees half. A file that is not regular (a device, a pipe) and a write that follows a symlink are written in place.
     """
 
     sandbox: str
