@@ -1,7 +1,8 @@
 """What a test needs of the machine, and what it must leave behind: nothing.
 
-`@pytest.mark.needs("root", "erofs", ...)` names the needs of a test. A missing need skips it, unless DSEC_TEST_REQUIRE promises the need
-(`all`, or a comma-separated list), in which case the test fails: a promised machine that cannot run a test is an error.
+`@pytest.mark.needs("root", "erofs", ...)` names the needs of a test. A missing need skips it, unless DSEC_TEST_REQUIRE
+promises the need (`all`, or a comma-separated list), in which case the test fails: a promised machine that cannot run a
+test is an error.
 """
 
 from __future__ import annotations
