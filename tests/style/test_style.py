@@ -1,0 +1,54 @@
+"""The rules of CONTRIBUTING.md that a machine can check."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HARD_LIMIT = 600
+DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+
+
+def _sources() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return [Path(n) for n in listing.splitlines() if n.endswith((".py", ".rs", ".c")) and (REPOSITORY / n).exists()]
+
+
+def test_files_stay_small() -> None:
+    long = [str(p) for p in _sources() if len((REPOSITORY / p).read_text().splitlines()) > HARD_LIMIT]
+    assert long == []
+
+
+def test_no_drawers() -> None:
+    assert [str(p) for p in _sources() if p.stem in DRAWERS or DRAWERS & set(p.parts)] == []
+
+
+def test_every_package_says_what_it_is() -> None:
+    silent = [
+        str(p)
+        for p in _sources()
+        if p.name == "__init__.py"
+        and p.parts[0] in {"libdsec", "dsec"}
+        and '"""' not in (REPOSITORY / p).read_text()[:400]
+    ]
+    assert silent == []
+
+
+def test_only_the_cli_prints() -> None:
+    """Platform code speaks through structlog; a stray print would end up in a service's log unread."""
+    printing = [
+        str(p)
+        for p in _sources()
+        if p.parts[0] in {"libdsec", "dsec"}
+        and "cli" not in p.parts
+        and re.search(r"^\s*print\(", (REPOSITORY / p).read_text(), re.M)
+    ]
+    assert printing == []
