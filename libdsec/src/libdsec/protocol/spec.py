@@ -40,9 +40,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     requests: Requests = Requests()
     env: dict[str, str] = {}
-    cwd: str = "/"
-    user: str = "root"
-    """Default user of commands and file operations: a name, a uid, or `uid:gid`."""
+    cwd: str | None = None
+    """Default working directory of commands; None takes the image's."""
+    user: str | None = None
+    """Default user of commands and file operations: a name, a uid, or `uid:gid`; None takes the image's."""
     hostname: str | None = None
     ttl_idle_s: float | None = None
     """Stop after so many seconds without a call of a client."""
