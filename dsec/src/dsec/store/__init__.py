@@ -1,0 +1,9 @@
+"""Layers: how trees of files become images, and how images reach a node.
+
+A *layer* is two files. The metadata image (`NAME.erofs`) is a whole EROFS file system without file contents; the data
+file (`NAME.data`) holds the contents and is the file system's one extra device. A node always has the first and may
+fetch the second in chunks of `digest.STORE_CHUNK_SIZE`, each checked against the digest taken while it was written.
+
+`sources` read trees (a directory, a tar stream) as entries, `tree` is their common form, `erofs` writes it, and
+`build.build_layer` joins the three.
+"""

@@ -1,0 +1,19 @@
+"""Where trees come from. A `Source` reads one input once and yields what it finds as entries, parents before children
+where the input has them in that order. File contents are streamed: an entry's `content` is valid only until the next
+entry is asked for, and nothing is unpacked to disk.
+
+`directory` reads a directory by descriptors, `tar` a tar stream, compressed or not.
+"""
+
+from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source, SourceItem
+from dsec.store.sources.directory import DirectorySource
+
+__all__ = [
+    "Content",
+    "DirectorySource",
+    "Entry",
+    "HardLink",
+    "Opaque",
+    "Source",
+    "SourceItem",
+]

@@ -1,0 +1,231 @@
+"""The tree of a layer in memory: names, inodes and where each file's data lies, but no data.
+
+Every source yields entries that are put into one `Tree`; the EROFS writer reads nothing else. A `Node` is an inode:
+two names that share it are hard links. Paths are bytes, relative to the root, without `.` or `..`; the root is `b""`.
+
+What always holds: a name's parent is a directory of this same tree (never reached through a symbolic link), names
+and paths are bounded as below, and a node's `nlink` is the number of its names.
+
+Memory: about 0.6 KB an entry, so a tree of `MAX_ENTRIES` names stays under 3 GB.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from libdsec.protocol.errors import InvalidArgumentError
+
+MAX_NAME_BYTES: Final = 255
+MAX_PATH_BYTES: Final = 4095
+MAX_TARGET_BYTES: Final = 4095
+MAX_ENTRIES: Final = 4_000_000
+MAX_FILE_BYTES: Final = 1 << 43
+"""8 TiB: the largest chunk an EROFS inode can describe, so that a file without holes needs one index."""
+MAX_XATTR_VALUE_BYTES: Final = 65_535
+"""EROFS keeps a value's length in 16 bits (the kernel's own limit is one byte more)."""
+MAX_XATTR_BYTES: Final = 192 * 1024
+"""All names and values of one inode together; EROFS addresses 256 KiB."""
+
+OPAQUE_XATTR: Final = b"trusted.overlay.opaque"
+
+Run = tuple[int, int, int]
+"""Blocks of a file that have data: (first block in the file, first block in the data file, number of blocks)."""
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class Node:
+    """An inode. `mtime_ns` is in nanoseconds since 1970 and may be negative, `mode` carries the file type,
+    `rdev` is as `os.makedev` makes it, `target` is a symbolic link's. `size` (bytes) and `runs` belong to regular
+    files; what no run covers reads as zeros."""
+
+    __slots__ = ("children", "gid", "mode", "mtime_ns", "nlink", "rdev", "runs", "size", "target", "uid", "xattrs")
+
+    def __init__(
+        self,
+        mode: int,
+        *,
+        uid: int = 0,
+        gid: int = 0,
+        mtime_ns: int = 0,
+        xattrs: Xattrs = (),
+        rdev: int = 0,
+        target: bytes = b"",
+    ) -> None:
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.mtime_ns = mtime_ns
+        self.xattrs = xattrs
+        self.rdev = rdev
+        self.target = target
+        self.size = 0
+        self.runs: tuple[Run, ...] = ()
+        self.nlink = 0
+        self.children: dict[bytes, Node] | None = {} if mode & 0o170000 == stat.S_IFDIR else None
+
+
+def printable(path: bytes) -> str:
+    """A path for a message: `/` first, and no byte that a terminal or JSON could stumble over."""
+    return "/" + path.decode("utf-8", "backslashreplace")
+
+
+def invalid(path: bytes, why: str) -> InvalidArgumentError:
+    """The error of a tree that cannot become a layer; `details` names the member."""
+    return InvalidArgumentError(f"cannot build layer: {printable(path)}: {why}", path=printable(path), why=why)
+
+
+class Tree:
+    """A root directory and what is put below it. Missing parents come into being as root's, mode 0755, time 0."""
+
+    def __init__(self) -> None:
+        self.root = Node(stat.S_IFDIR | 0o755)
+        self.entries = 0
+        self._directories: dict[bytes, dict[bytes, Node]] = {b"": _children(self.root)}
+
+    def insert(self, path: bytes, node: Node) -> None:
+        """Put `node` at `path`, replacing what was there; a directory put on a directory keeps its children.
+
+        Raises `InvalidArgumentError` for a bad name or value, for a parent that is not a directory, and for a
+        directory with children that would be hidden by something else.
+        """
+        _check(path, node)
+        if not path:
+            self._replace_root(node)
+            return
+        siblings, name = self._place(path)
+        old = siblings.get(name)
+        if old is not None:
+            self._replace(path, old, node)
+        else:
+            self._count(path)
+        siblings[name] = node
+        node.nlink += 1
+        if node.children is not None:
+            self._directories[path] = node.children
+
+    def link(self, path: bytes, target: bytes) -> None:
+        """Make `path` another name of the file at `target`, which must be in the tree already."""
+        node = self.get(target)
+        if node is None:
+            raise invalid(path, f"hard link to {printable(target)}, which is not in the tree")
+        if node.children is not None:
+            raise invalid(path, f"hard link to {printable(target)}, which is a directory")
+        siblings, name = self._place(path)
+        old = siblings.get(name)
+        if old is node:
+            return
+        if old is not None:
+            self._replace(path, old, node)
+        else:
+            self._count(path)
+        siblings[name] = node
+        node.nlink += 1
+
+    def mark_opaque(self, path: bytes) -> None:
+        """Let the directory at `path` hide what lower layers have in it (overlayfs: `trusted.overlay.opaque`)."""
+        self._siblings(path)
+        node = self.get(path)
+        if node is None or node.children is None:
+            raise invalid(path, "cannot be opaque: not a directory")
+        kept = tuple(pair for pair in node.xattrs if pair[0] != OPAQUE_XATTR)
+        node.xattrs = (*kept, (OPAQUE_XATTR, b"y"))
+
+    def get(self, path: bytes) -> Node | None:
+        """The node at `path`, or None. Symbolic links are not followed."""
+        if not path:
+            return self.root
+        parent, _, name = path.rpartition(b"/")
+        siblings = self._directories.get(parent)
+        return None if siblings is None else siblings.get(name)
+
+    def _place(self, path: bytes) -> tuple[dict[bytes, Node], bytes]:
+        parent, _, name = path.rpartition(b"/")
+        if len(name) > MAX_NAME_BYTES:
+            raise invalid(path, f"name of {len(name)} bytes, the most is {MAX_NAME_BYTES}")
+        if len(path) > MAX_PATH_BYTES:
+            raise invalid(path[:200], f"path of {len(path)} bytes, the most is {MAX_PATH_BYTES}")
+        if name in (b"", b".", b"..") or b"\0" in name:
+            raise invalid(path, f"{name!r} is not a name")
+        siblings = self._directories.get(parent)
+        return (self._siblings(parent) if siblings is None else siblings), name
+
+    def _siblings(self, directory: bytes) -> dict[bytes, Node]:
+        """Children of `directory`, made with its missing parents if need be."""
+        missing: list[bytes] = []
+        while (found := self._directories.get(directory)) is None:
+            missing.append(directory)
+            parent, _, name = directory.rpartition(b"/")
+            siblings = self._directories.get(parent)
+            if siblings is not None and name in siblings:
+                kind = "a symbolic link" if stat.S_ISLNK(siblings[name].mode) else "not a directory"
+                raise invalid(missing[0], f"lies below {printable(directory)}, which is {kind}")
+            directory = parent
+        for path in reversed(missing):
+            node = Node(stat.S_IFDIR | 0o755)
+            found, name = self._place(path)
+            self._count(path)
+            found[name] = node
+            node.nlink = 1
+            found = self._directories[path] = _children(node)
+        return found
+
+    def _replace(self, path: bytes, old: Node, new: Node) -> None:
+        if old.children is not None:
+            if new.children is not None:
+                new.children = old.children
+            elif old.children:
+                raise invalid(path, "would replace a directory that has entries")
+            else:
+                del self._directories[path]
+        old.nlink -= 1
+
+    def _replace_root(self, node: Node) -> None:
+        if node.children is None:
+            raise invalid(b"", "the root must be a directory")
+        node.children = self.root.children
+        self.root = node
+
+    def _count(self, path: bytes) -> None:
+        self.entries += 1
+        if self.entries > MAX_ENTRIES:
+            raise invalid(path, f"more than {MAX_ENTRIES} entries")
+
+
+def _children(node: Node) -> dict[bytes, Node]:
+    assert node.children is not None
+    return node.children
+
+
+def _check(path: bytes, node: Node) -> None:
+    kind = node.mode & 0o170000
+    if kind == stat.S_IFLNK:
+        if not 0 < len(node.target) <= MAX_TARGET_BYTES:
+            raise invalid(path, f"link target of {len(node.target)} bytes, allowed are 1 to {MAX_TARGET_BYTES}")
+        if b"\0" in node.target:
+            raise invalid(path, "link target contains a NUL byte")
+    elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+        if os.major(node.rdev) >= 1 << 12 or os.minor(node.rdev) >= 1 << 20:
+            raise invalid(path, f"device number {os.major(node.rdev)}:{os.minor(node.rdev)} is too large")
+    elif kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK):
+        raise invalid(path, f"unknown file type in mode {node.mode:o}")
+    if not -(1 << 63) <= node.mtime_ns // 1_000_000_000 < 1 << 63:
+        raise invalid(path, "modification time is out of range")
+    if node.xattrs:
+        _check_xattrs(path, node.xattrs)
+
+
+def _check_xattrs(path: bytes, xattrs: Xattrs) -> None:
+    total = 0
+    for name, value in xattrs:
+        if not 0 < len(name) <= MAX_NAME_BYTES or b"\0" in name:
+            raise invalid(path, f"attribute name of {len(name)} bytes, allowed are 1 to {MAX_NAME_BYTES}")
+        if len(value) > MAX_XATTR_VALUE_BYTES:
+            raise invalid(path, f"attribute {name!r} of {len(value)} bytes, the most is {MAX_XATTR_VALUE_BYTES}")
+        total += len(name) + len(value)
+    if total > MAX_XATTR_BYTES:
+        raise invalid(path, f"attributes of {total} bytes together, the most is {MAX_XATTR_BYTES}")
+    if len({name for name, _ in xattrs}) != len(xattrs):
+        raise invalid(path, "the same attribute twice")
