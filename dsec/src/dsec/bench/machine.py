@@ -1,0 +1,47 @@
+"""What machine a figure was measured on."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+from .figures import Machine
+
+
+def memory_kb(name: str, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """One line of /proc/meminfo, in kilobytes."""
+    for line in meminfo.read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if key == name:
+            return int(rest.split()[0])
+    raise KeyError(name)
+
+
+def _cgroup(root: Path = Path("/sys/fs/cgroup")) -> str:
+    if (root / "cgroup.controllers").exists():
+        return "v2"
+    unified = root / "unified" / "cgroup.controllers"
+    if not unified.exists():
+        return "v1"
+    return "hybrid (controllers on v1)" if not unified.read_text().split() else "hybrid"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def machine() -> Machine:
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        memory_mb=memory_kb("MemTotal") // 1024,
+        kernel=platform.release(),
+        distribution=platform.freedesktop_os_release().get("PRETTY_NAME", "unknown"),
+        cgroup=_cgroup(),
+        processor=_processor(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    )

@@ -1,0 +1,44 @@
+"""Interleaving: everyone a little, in turn, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+
+class Contestant(msgspec.Struct, frozen=True):
+    """`turn(count)` measures `count` times and gives what it measured."""
+
+    turn: Callable[[int], Awaitable[list[float]]]
+    share: float = 1.0
+    """Of the samples that everyone else takes: a contestant of half a second a turn gets a tenth."""
+
+
+Progress = Callable[[int, int, str], None]
+"""Done steps, all steps, what is being measured."""
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """The progress of nobody."""
+
+
+async def interleave(
+    contestants: Mapping[str, Contestant], samples: int, rounds: int = 10, progress: Progress = silent
+) -> dict[str, list[float]]:
+    """About `samples` measurements of each, in `rounds` rounds; at least one a round.
+
+    The first turn of each is thrown away: it pays for cold caches, which is not what is asked.
+    """
+    total, done = (rounds + 1) * len(contestants), 0
+    measured: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, contestant in contestants.items():
+            progress(done, total, name)
+            count = max(1, round(samples * contestant.share / rounds))
+            values = await contestant.turn(1 if number == 0 else count)
+            if number > 0:
+                measured[name].extend(values)
+            done += 1
+    progress(total, total, "")
+    return measured
