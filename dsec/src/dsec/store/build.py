@@ -22,7 +22,7 @@ from dsec.store.erofs.data import DataFile
 from dsec.store.erofs.format import BLOCK_SIZE
 from dsec.store.erofs.metadata import build_metadata
 from dsec.store.rules import IdMap, Rules
-from dsec.store.sources.base import Entry, HardLink, Source
+from dsec.store.sources.base import Entry, HardLink, Opaque, Source
 from dsec.store.tree import Tree
 from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ConflictError, InvalidArgumentError
 
@@ -122,8 +122,10 @@ def _read(source: Source, tree: Tree, data: DataFile, rules: Rules) -> None:
                     node.size = content.size
             elif isinstance(entry, HardLink):
                 tree.link(entry.path, entry.target)
+            elif isinstance(entry, Opaque):
+                tree.hide_below(entry.path)
             else:
-                tree.mark_opaque(entry.path)
+                tree.hide(entry.path)
 
 
 def _count_files(tree: Tree) -> int:

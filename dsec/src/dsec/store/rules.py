@@ -46,7 +46,7 @@ class Rules:
 
     def apply(self, path: bytes, node: Node) -> None:
         """Change `node` as the rules want it. Raises `InvalidArgumentError` naming the path and the id."""
-        if self._remap is not None or node.uid > MAX_ID or node.gid > MAX_ID:
+        if self._remap is not None or not (0 <= node.uid <= MAX_ID and 0 <= node.gid <= MAX_ID):
             node.uid = self._id(path, "owner", node.uid)
             node.gid = self._id(path, "group", node.gid)
         if node.xattrs:
@@ -63,7 +63,7 @@ class Rules:
         where = printable(path)
         after = "" if self._remap is None else f" (mapped from {number})"
         raise InvalidArgumentError(
-            f"cannot build layer: {where}: {what} id {mapped}{after} is above {MAX_ID}; map it explicitly",
+            f"cannot build layer: {where}: {what} id {mapped}{after} is not in 0–{MAX_ID}; map it explicitly",
             path=where,
             what=what,
             id=mapped,

@@ -84,6 +84,7 @@ class Tree:
         self.root = Node(stat.S_IFDIR | 0o755)
         self.entries = 0
         self._directories: dict[bytes, dict[bytes, Node]] = {b"": _children(self.root)}
+        self._hiding: set[bytes] = set()
 
     def insert(self, path: bytes, node: Node) -> None:
         """Put `node` at `path`, replacing what was there; a directory put on a directory keeps its children.
@@ -92,6 +93,8 @@ class Tree:
         directory with children that would be hidden by something else.
         """
         _check(path, node)
+        if node.children is not None and path in self._hiding:
+            _make_opaque(node)
         if not path:
             self._replace_root(node)
             return
@@ -124,14 +127,28 @@ class Tree:
         siblings[name] = node
         node.nlink += 1
 
-    def mark_opaque(self, path: bytes) -> None:
-        """Let the directory at `path` hide what lower layers have in it (overlayfs: `trusted.overlay.opaque`)."""
+    def hide_below(self, path: bytes) -> None:
+        """Let the directory at `path` hide what lower layers have in it (overlayfs: `trusted.overlay.opaque`).
+
+        Holds for a directory that is put there later, too.
+        """
         self._siblings(path)
+        self._hiding.add(path)
         node = self.get(path)
-        if node is None or node.children is None:
-            raise invalid(path, "cannot be opaque: not a directory")
-        kept = tuple(pair for pair in node.xattrs if pair[0] != OPAQUE_XATTR)
-        node.xattrs = (*kept, (OPAQUE_XATTR, b"y"))
+        assert node is not None
+        _make_opaque(node)
+
+    def hide(self, path: bytes) -> None:
+        """Let nothing of lower layers show at `path`: a whiteout (a character device 0:0), or what this tree itself
+        has there, before or later; of a directory then only what this tree has in it."""
+        if not path:
+            raise invalid(path, "the root cannot be hidden")
+        self._hiding.add(path)
+        node = self.get(path)
+        if node is None:
+            self.insert(path, Node(stat.S_IFCHR))
+        elif node.children is not None:
+            _make_opaque(node)
 
     def get(self, path: bytes) -> Node | None:
         """The node at `path`, or None. Symbolic links are not followed."""
@@ -147,7 +164,7 @@ class Tree:
             raise invalid(path, f"name of {len(name)} bytes, the most is {MAX_NAME_BYTES}")
         if len(path) > MAX_PATH_BYTES:
             raise invalid(path[:200], f"path of {len(path)} bytes, the most is {MAX_PATH_BYTES}")
-        if name in (b"", b".", b"..") or b"\0" in name:
+        if name in (b"", b".", b"..") or b"\0" in name or path.startswith(b"/"):
             raise invalid(path, f"{name!r} is not a name")
         siblings = self._directories.get(parent)
         return (self._siblings(parent) if siblings is None else siblings), name
@@ -159,18 +176,14 @@ class Tree:
             missing.append(directory)
             parent, _, name = directory.rpartition(b"/")
             siblings = self._directories.get(parent)
-            if siblings is not None and name in siblings:
-                kind = "a symbolic link" if stat.S_ISLNK(siblings[name].mode) else "not a directory"
+            old = None if siblings is None else siblings.get(name)
+            if old is not None and not (directory in self._hiding and _is_whiteout(old)):
+                kind = "a symbolic link" if stat.S_ISLNK(old.mode) else "not a directory"
                 raise invalid(missing[0], f"lies below {printable(directory)}, which is {kind}")
             directory = parent
         for path in reversed(missing):
-            node = Node(stat.S_IFDIR | 0o755)
-            found, name = self._place(path)
-            self._count(path)
-            found[name] = node
-            node.nlink = 1
-            found = self._directories[path] = _children(node)
-        return found
+            self.insert(path, Node(stat.S_IFDIR | 0o755))
+        return self._directories[missing[0]] if missing else found
 
     def _replace(self, path: bytes, old: Node, new: Node) -> None:
         if old.children is not None:
@@ -192,6 +205,14 @@ class Tree:
         self.entries += 1
         if self.entries > MAX_ENTRIES:
             raise invalid(path, f"more than {MAX_ENTRIES} entries")
+
+
+def _is_whiteout(node: Node) -> bool:
+    return stat.S_ISCHR(node.mode) and node.rdev == 0
+
+
+def _make_opaque(node: Node) -> None:
+    node.xattrs = (*(pair for pair in node.xattrs if pair[0] != OPAQUE_XATTR), (OPAQUE_XATTR, b"y"))
 
 
 def _children(node: Node) -> dict[bytes, Node]:

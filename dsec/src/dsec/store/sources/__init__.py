@@ -5,8 +5,9 @@ entry is asked for, and nothing is unpacked to disk.
 `directory` reads a directory by descriptors, `tar` a tar stream, compressed or not.
 """
 
-from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source, SourceItem
+from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source, SourceItem, Whiteout
 from dsec.store.sources.directory import DirectorySource
+from dsec.store.sources.tar import TarSource
 
 __all__ = [
     "Content",
@@ -16,4 +17,6 @@ __all__ = [
     "Opaque",
     "Source",
     "SourceItem",
+    "TarSource",
+    "Whiteout",
 ]

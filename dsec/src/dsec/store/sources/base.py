@@ -54,7 +54,14 @@ class Opaque:
     path: bytes
 
 
-SourceItem = Entry | HardLink | Opaque
+@dataclass(slots=True)
+class Whiteout:
+    """Nothing of lower layers shows at `path`; what this layer itself has there does."""
+
+    path: bytes
+
+
+SourceItem = Entry | HardLink | Opaque | Whiteout
 
 
 class Source(Protocol):
