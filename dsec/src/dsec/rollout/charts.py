@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-WIDTH = 720
+HALF, WHOLE = 520, 1060
+"""Pixels: of a picture that shares its row with another, and of one that has the row."""
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 14, 30
 
 
@@ -54,7 +56,7 @@ def number(value: float) -> str:
 class _Frame:
     """Axes of one picture: data to pixels, grid and ticks."""
 
-    def __init__(self, height: int, x_max: float, y_max: float, unit: str, width: int = WIDTH) -> None:
+    def __init__(self, height: int, x_max: float, y_max: float, unit: str, width: int) -> None:
         self.height, self.width = height, width
         self.x_max, self.y_max, self._unit = max(x_max, 1e-9), max(y_max, 1e-9), unit
 
@@ -74,7 +76,7 @@ class _Frame:
                 parts.append(
                     f'<text class="tick" x="{_LEFT - 8}" y="{y + 3.5}" text-anchor="end">{number(i * step)}</text>'
                 )
-        step, base = nice_step(self.x_max, 8), self.height - _BOTTOM
+        step, base = nice_step(self.x_max, self.width // 90), self.height - _BOTTOM
         count = int(self.x_max / step + 1e-6)
         for i in range(count + 1):
             text = number(i * step) + (f" {self._unit}" if i == count else "")
@@ -89,7 +91,7 @@ class _Frame:
         return head + "".join(parts) + "</svg>"
 
 
-def histogram(values: Sequence[float], unit: str, label: str, marks: Sequence[Mark] = (), bins: int = 48) -> str:
+def histogram(values: Sequence[float], unit: str, label: str, marks: Sequence[Mark] = (), bins: int = 72) -> str:
     """How often which value. Bars start at 0 and end at the largest value."""
     top = max(values, default=1.0)
     step = nice_step(top, bins)
@@ -97,7 +99,7 @@ def histogram(values: Sequence[float], unit: str, label: str, marks: Sequence[Ma
     heights = [0] * count
     for value in values:
         heights[min(int(value / step), count - 1)] += 1
-    frame = _Frame(200, count * step, max(heights) * 1.12, unit)
+    frame = _Frame(190, count * step, max(heights) * 1.12, unit, HALF)
     parts = frame.axes()
     for i, height in enumerate(heights):
         if height == 0:
@@ -111,7 +113,7 @@ def histogram(values: Sequence[float], unit: str, label: str, marks: Sequence[Ma
     for i, mark in enumerate(marks):
         x = frame.x(mark.at)
         parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="{_TOP - 6}" y2="{frame.y(0)}"/>')
-        anchor, shift = ("end", -5) if x > WIDTH * 0.8 else ("start", 5)
+        anchor, shift = ("end", -5) if x > HALF * 0.8 else ("start", 5)
         text = html.escape(mark.label)
         parts.append(
             f'<text class="label" x="{x + shift}" y="{_TOP + 4 + 14 * i}" text-anchor="{anchor}">{text}</text>'
@@ -121,7 +123,7 @@ def histogram(values: Sequence[float], unit: str, label: str, marks: Sequence[Ma
 
 def level(steps: Sequence[tuple[float, int]], end: float, unit: str, label: str) -> str:
     """A count over time, each step holding until the next."""
-    frame = _Frame(200, end, max((count for _, count in steps), default=0) * 1.12 or 1, unit)
+    frame = _Frame(200, end, max((count for _, count in steps), default=0) * 1.12 or 1, unit, WHOLE)
     path = [f"M{frame.x(0)},{frame.y(0)}"]
     for at, count in steps:
         path.append(f"H{frame.x(at)}V{frame.y(count)}")
@@ -132,8 +134,8 @@ def level(steps: Sequence[tuple[float, int]], end: float, unit: str, label: str)
 
 def lanes(rows: Sequence[Lane], end: float, unit: str, label: str) -> str:
     """One thin row for each thing that ran, its pieces coloured by kind."""
-    thickness = 4 if len(rows) > 60 else 9
-    frame = _Frame(_TOP + _BOTTOM + len(rows) * thickness, end, 1, unit)
+    thickness = 3 if len(rows) > 60 else 9
+    frame = _Frame(_TOP + _BOTTOM + len(rows) * thickness, end, 1, unit, WHOLE)
     parts = frame.axes(vertical=False)
     for i, row in enumerate(rows):
         y = _TOP + i * thickness
@@ -141,6 +143,8 @@ def lanes(rows: Sequence[Lane], end: float, unit: str, label: str) -> str:
         for bar in row.bars:
             left = frame.x(bar.start)
             width = max(frame.x(bar.end) - left, 0.6)
-            bars.append(f'<rect class="k-{bar.kind}" x="{left}" y="{y}" width="{width:.2f}" height="{thickness - 1}"/>')
+            bars.append(
+                f'<rect class="k-{bar.kind}" x="{left}" y="{y}" width="{width:.2f}" height="{thickness * 0.8:.1f}"/>'
+            )
         parts.append(f"<g><title>{html.escape(row.title)}</title>{''.join(bars)}</g>")
     return frame.svg(label, parts)

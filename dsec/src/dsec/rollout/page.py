@@ -38,8 +38,11 @@ _WORDS = {"passed": "passed", "failed": "failed", "error": "error", "not_run": "
 
 def _text(value: str) -> str:
     """Escaped; control characters, which a browser may drop or obey, are shown as pictures of themselves."""
-    shown = "".join(c if c in "\n\t" or c.isprintable() else "\N{SYMBOL FOR SUBSTITUTE FORM TWO}" for c in value)
-    return html.escape(shown)
+    return html.escape("".join(c if c in "\n\t" or c.isprintable() else _picture(c) for c in value))
+
+
+def _picture(control: str) -> str:
+    return chr(0x2400 + ord(control)) if control < " " else "\N{REPLACEMENT CHARACTER}"
 
 
 def _tile(value: str, name: str, kind: str = "") -> str:
@@ -57,8 +60,8 @@ def _tiles(sums: Totals) -> str:
             _tile(f"{sums.failed:,}", "failed", "failed" if sums.failed else ""),
             _tile(f"{sums.errors:,}", "errors", "error" if sums.errors else ""),
             _tile(charts.number(sums.sandboxes_per_s), "sandboxes / s"),
-            _tile(_pair(sums.create_ms), "create, ms (p50 / p99)"),
-            _tile(_pair(sums.run_ms), "run, ms (p50 / p99)"),
+            _tile(_pair(sums.create_ms), "create ms, p50 / p99"),
+            _tile(_pair(sums.run_ms), "run ms, p50 / p99"),
         )
     ) + "</div>"  # fmt: skip
 
@@ -191,7 +194,7 @@ def render(report: RolloutReport) -> str:
         '<div class="cards">',
         _distribution(report, "create", "Create", "from the call to a sandbox that answers"),
         _distribution(report, "grade", "Run", "the grading command, from the call to its result"),
-        "</div><br>",
+        "</div>",
         _timeline(report),
         _lanes(report),
         _map(report),
