@@ -1,0 +1,18 @@
+"""Control groups: where each controller is, and a pool of directories that sandboxes use in turn.
+
+A host has its controllers in v1 hierarchies (one mount a controller), in the one v2 hierarchy, or some in each
+(hybrid); `Hierarchies.detect` finds out. The pool keeps one directory in each hierarchy and below it one directory a
+sandbox, of the same name in each: `s0`, `s1`, ... A sandbox's PID 1 joins all of them and makes leaves below the
+memory one. On v2 the sandbox's directory itself hands no controller down, so that it may hold PID 1 and leaves at once.
+
+Directories are used again, because making them is the most expensive part and because on v1 a removed memory group
+lingers while pages are charged to it. What always holds: an idle directory is empty, has its counters reset, and
+its last limits are known, so that taking it writes only what differs; a directory whose processes do not go away is
+set aside and looked at again, never handed out; after a crash `adopt` takes over what runs and `sweep` the rest.
+"""
+
+from .group import Cgroup, CgroupLimits
+from .hierarchies import Hierarchies, Hierarchy
+from .pool import CgroupPool
+
+__all__ = ["Cgroup", "CgroupLimits", "CgroupPool", "Hierarchies", "Hierarchy"]

@@ -1,0 +1,290 @@
+"""One sandbox's directories: setting limits, reading what is used, seeing whether they are empty."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..syscalls import KernelError, from_os_error
+from .hierarchies import Controller, Hierarchies
+
+CPU_PERIOD_US = 100_000
+_MIN_QUOTA_US = 1_000
+_LEAF_DEPTH = 8
+"""Levels below a sandbox's directory that are looked at: PID 1 makes one, the rest is slack."""
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    """None is no limit. Bytes, cores' worth of time, number of processes and threads."""
+
+    memory_bytes: int | None = None
+    cpu_cores: float | None = None
+    pids: int | None = None
+
+
+UNLIMITED = CgroupLimits()
+
+
+@dataclass
+class Cgroup:
+    """Directories of one sandbox, the same name in each hierarchy."""
+
+    name: str
+    places: tuple[tuple[str, Literal[1, 2], tuple[Controller, ...]], ...]
+    """(directory, version, controllers) a hierarchy."""
+    limits: CgroupLimits | None = UNLIMITED
+    """As they were set; None when an earlier process set them."""
+    _base: dict[str, int] = field(default_factory=dict)
+    """Counters that cannot be reset, as they were when the group was taken."""
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _, _ in self.places]
+
+    @property
+    def memory(self) -> str | None:
+        return self._place("memory")[0]
+
+    @property
+    def pids(self) -> str | None:
+        return self._place("pids")[0]
+
+    @property
+    def version(self) -> Literal[1, 2]:
+        """Of the memory controller's hierarchy (of the first one when there is no memory controller)."""
+        return self._place("memory")[1]
+
+    def memory_usage(self) -> int:
+        """Bytes charged now, page cache included; 0 without the controller."""
+        path, version = self._place("memory")
+        return 0 if path is None else _read_int(path, "memory.usage_in_bytes" if version == 1 else "memory.current")
+
+    def pids_current(self) -> int:
+        """Processes and threads now, those in leaves included; 0 without the controller."""
+        path, _ = self._place("pids")
+        return 0 if path is None else _read_int(path, "pids.current")
+
+    def oom_kills(self) -> int:
+        """Processes killed for memory since the group was taken: in its leaves on v2, in its own directory on v1."""
+        return self._oom_total() - self._base.get("oom_kill", 0)
+
+    def pids_refused(self) -> int:
+        """Forks refused for the pids limit since the group was taken."""
+        return self._pids_total() - self._base.get("pids_max", 0)
+
+    def apply(self, limits: CgroupLimits) -> None:
+        """Set limits, writing only what differs.
+
+        :raises KernelError: the kernel refused; what is set then is not known, the group must not be used.
+        """
+        old = self.limits
+        path, version = self._place("memory")
+        if path is not None and (old is None or limits.memory_bytes != old.memory_bytes):
+            _write_memory(path, version, limits.memory_bytes)
+        path, version = self._place("cpu")
+        if path is not None and (old is None or limits.cpu_cores != old.cpu_cores):
+            _write_cpu(path, version, limits.cpu_cores)
+        path, _ = self._place("pids")
+        if path is not None and (old is None or limits.pids != old.pids):
+            _write(path, "pids.max", "max" if limits.pids is None else str(limits.pids))
+        self.limits = limits
+
+    def reset(self) -> None:
+        """Counters back to nothing, where the kernel lets them be reset; the others are remembered."""
+        path, version = self._place("memory")
+        if path is not None and version == 1:
+            for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
+                _write(path, name, "0")
+        self.note_counters()
+
+    def note_counters(self) -> None:
+        """Count kills and refusals from here."""
+        self._base = {"oom_kill": self._oom_total(), "pids_max": self._pids_total()}
+
+    def processes(self) -> set[int]:
+        """Pids in the group and its leaves. Empty when its directories are gone."""
+        found: set[int] = set()
+        for path in self.paths:
+            for directory in [*_leaves(path), path]:
+                found.update(_pids(directory))
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to everything in it. Only for what a crash left: otherwise all has ended with PID 1."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    # the pid may have been given to another process before it was pinned by the descriptor
+                    if pid in self.processes():
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
+
+    def clear_leaves(self) -> bool:
+        """Remove the leaves; False when processes are left anywhere in the group."""
+        for path in self.paths:
+            for leaf in _leaves(path):
+                if not _rmdir(leaf):
+                    return False
+            if _pids(path):
+                return False
+        return True
+
+    def remove(self) -> bool:
+        """Remove the directories; False when processes keep one of them."""
+        if not self.clear_leaves():
+            return False
+        return all(_rmdir(path) for path in self.paths)
+
+    def _place(self, controller: Controller) -> tuple[str | None, Literal[1, 2]]:
+        for path, version, controllers in self.places:
+            if controller in controllers:
+                return path, version
+        return None, self.places[0][1] if self.places else 2
+
+    def _oom_total(self) -> int:
+        path, version = self._place("memory")
+        if path is None:
+            return 0
+        return _read_field(path, "memory.oom_control" if version == 1 else "memory.events", "oom_kill")
+
+    def _pids_total(self) -> int:
+        path, _ = self._place("pids")
+        return 0 if path is None else _read_field(path, "pids.events", "max")
+
+
+def make_cgroup(hierarchies: Hierarchies, root_name: str, name: str) -> Cgroup:
+    """A group of the tree, its directories made where they are missing.
+
+    :raises KernelError: one could not be made; those made before it are removed.
+    """
+    group = cgroup_at(hierarchies, root_name, name)
+    made: list[str] = []
+    for path in group.paths:
+        try:
+            os.mkdir(path, 0o755)
+            made.append(path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            for earlier in made:
+                _rmdir(earlier)
+            raise from_os_error(error, "make cgroup", path) from None
+    return group
+
+
+def cgroup_at(hierarchies: Hierarchies, root_name: str, name: str) -> Cgroup:
+    """The group of that name, whether its directories exist or not."""
+    return Cgroup(name, tuple((f"{h.path}/{root_name}/{name}", h.version, h.controllers) for h in hierarchies.all))
+
+
+def _write_memory(path: str, version: int, limit: int | None) -> None:
+    """On v2 swap has a bound of its own: none is given, which keeps the limit exact (pausing raises it for its own
+    ends). On v1 the second file bounds memory and swap together and may never be below the first, so it is lifted
+    before the first one rises."""
+    if version == 2:
+        _write(path, "memory.max", "max" if limit is None else str(limit))
+        if os.path.exists(f"{path}/memory.swap.max"):
+            _write(path, "memory.swap.max", "max" if limit is None else "0")
+        return
+    value = str(-1 if limit is None else limit)
+    with_swap = os.path.exists(f"{path}/memory.memsw.limit_in_bytes")
+    if with_swap and (limit is None or _read_int(path, "memory.memsw.limit_in_bytes") < limit):
+        _write(path, "memory.memsw.limit_in_bytes", value)
+    _write(path, "memory.limit_in_bytes", value)
+    if with_swap and limit is not None:
+        _write(path, "memory.memsw.limit_in_bytes", value)
+
+
+def _write_cpu(path: str, version: int, cores: float | None) -> None:
+    quota = None if cores is None else max(_MIN_QUOTA_US, round(cores * CPU_PERIOD_US))
+    if version == 2:
+        _write(path, "cpu.max", f"{'max' if quota is None else quota} {CPU_PERIOD_US}")
+    else:
+        _write(path, "cpu.cfs_quota_us", str(-1 if quota is None else quota))
+
+
+def _write(directory: str, name: str, value: str) -> None:
+    path = f"{directory}/{name}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, "write", path, f"value {value}") from None
+
+
+def _read(directory: str, name: str) -> str:
+    path = f"{directory}/{name}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, 65_536).decode("ascii", "replace")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, "read", path) from None
+
+
+def _read_int(directory: str, name: str) -> int:
+    return int(_read(directory, name))
+
+
+def _read_field(directory: str, name: str, key: str) -> int:
+    """One `key number` line; 0 where this kernel does not count it."""
+    try:
+        text = _read(directory, name)
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            return 0
+        raise
+    for line in text.splitlines():
+        found, _, value = line.partition(" ")
+        if found == key:
+            return int(value)
+    return 0
+
+
+def _pids(directory: str) -> list[int]:
+    try:
+        return [int(pid) for pid in _read(directory, "cgroup.procs").split()]
+    except KernelError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return []
+        raise
+
+
+def _leaves(path: str, depth: int = _LEAF_DEPTH) -> list[str]:
+    """Directories below, the deepest first."""
+    try:
+        # the link count of a cgroup directory counts its children: much cheaper than reading its two dozen files
+        if depth == 0 or os.stat(path).st_nlink == 2:
+            return []
+        with os.scandir(path) as entries:
+            children = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    found: list[str] = []
+    for child in children:
+        found += [*_leaves(child, depth - 1), child]
+    return found
+
+
+def _rmdir(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            return False
+        raise from_os_error(error, "remove cgroup", path) from None
+    return True
