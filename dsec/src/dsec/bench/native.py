@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.resources
+import itertools
 import os
 import shutil
 import signal
@@ -87,6 +88,8 @@ class Native:
         self._floor = str(directory / "floor")
         self._stopwatch = str(directory / "stopwatch")
         self._place = (str(lower), str(scratch))
+        self._name = directory.name
+        self._numbers = itertools.count()
 
     async def floor_create(self, count: int, argv: Sequence[str]) -> Turns:
         return parse_turns(await output_of([self._floor, "create", *self._place, str(count), "--", *argv], 60 + count))
@@ -98,10 +101,14 @@ class Native:
     async def floor_exec(self, count: int, argv: Sequence[str]) -> Turns:
         return parse_turns(await output_of([self._floor, "exec", *self._place, str(count), "--", *argv], 60 + count))
 
-    async def spawn(self, name: str, argv: Sequence[str], count: int, loops: int = 1) -> Turns:
-        """Any program, `count` times in each of `loops`; `@ID@` in it becomes a name of its own for each turn."""
+    async def spawn(self, argv: Sequence[str], count: int, loops: int = 1, wrap: Sequence[str] = ()) -> Turns:
+        """Any program, `count` times in each of `loops`; `@ID@` in it becomes a name of its own for each turn.
+
+        `wrap` goes around the stop-watch.
+        """
         seconds = min(600, 60 + count)
-        command = [self._stopwatch, str(seconds), str(count), str(loops), name, "--", *argv]
+        name = f"{self._name}-{next(self._numbers)}"
+        command = [*wrap, self._stopwatch, str(seconds), str(count), str(loops), name, "--", *argv]
         return parse_turns(await output_of(command, seconds + 30))
 
     @contextlib.asynccontextmanager
