@@ -49,10 +49,16 @@ class SandboxListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     labels: dict[str, str] = {}
     include_final: bool = False
     """Also those that have stopped or failed and are still remembered."""
+    after: str | None = None
+    """Only ids above this one: the next page."""
 
 
 class SandboxList(msgspec.Struct, frozen=True):
+    """One page, in the order of ids; a page fits into one frame."""
+
     sandboxes: tuple[spec.SandboxInfo, ...]
+    next: str | None = None
+    """Not None: there are more, ask again with this as `after`."""
 
 
 class LogRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
