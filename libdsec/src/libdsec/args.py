@@ -1,0 +1,110 @@
+"""What a caller asks for, in the SDK's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from .protocol.environment import parse_ref
+from .protocol.errors import InvalidArgumentError
+from .protocol.spec import MIB, Limits, Requests, SandboxSpec
+
+
+class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """A container to create. None leaves the choice to the node; an unknown name is a `TypeError`.
+
+    What a node or backend cannot honour is refused when the sandbox is created, never left out.
+    """
+
+    container_image: str
+    """`name:tag` of a published base image."""
+    workspace: str | None = None
+    """`name:tag` of a workspace layer above the image."""
+    toolkits: Sequence[str] = ()
+    """`name:tag` of toolkits above the workspace, the first one lowest."""
+    memory_limit_mb: float | None = None
+    """MiB of memory, including page cache that only this sandbox uses."""
+    cpu_cores_limit: float | None = None
+    pids_limit: int | None = None
+    disk_limit_mb: float | None = None
+    """MiB that may be written. An error at create where the machine cannot bound it."""
+    disk_inodes_limit: int | None = None
+    memory_request_mb: float | None = None
+    """MiB that admission reserves; limits may overcommit a node, requests may not."""
+    pids_request: int | None = None
+    ttl_running_stop: float | None = None
+    """Stop after so many seconds without a call."""
+    deadline: float | None = None
+    """Stop after so many seconds of life, whatever happens."""
+    network_rules: Mapping[str, bool] = {}
+    init_user: str | int | None = None
+    """Who runs commands and touches files by default: a name, a uid, or `uid:gid`; None is the image's."""
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    """Where commands run by default; None is the image's."""
+    hostname: str | None = None
+    labels: Mapping[str, str] = {}
+    nested_user_namespaces: bool = False
+
+    def to_spec(self) -> SandboxSpec:
+        """The wire form.
+
+        :raises InvalidArgumentError: a value that no node could honour; says which.
+        """
+        parse_ref(self.container_image)
+        for reference in (*((self.workspace,) if self.workspace is not None else ()), *self.toolkits):
+            parse_ref(reference)
+        requests = Requests()
+        return _checked(
+            SandboxSpec(
+                image=self.container_image,
+                workspace=self.workspace,
+                toolkits=tuple(self.toolkits),
+                limits=self._limits(),
+                requests=Requests(
+                    _bytes("memory_request_mb", self.memory_request_mb) or requests.memory_bytes,
+                    _positive("pids_request", self.pids_request) or requests.pids,
+                ),
+                env=dict(self.env),
+                cwd=self.cwd,
+                user=None if self.init_user is None else str(self.init_user),
+                hostname=self.hostname,
+                ttl_idle_s=_positive("ttl_running_stop", self.ttl_running_stop),
+                deadline_s=_positive("deadline", self.deadline),
+                network_rules=dict(self.network_rules),
+                nested_user_namespaces=self.nested_user_namespaces,
+                labels=dict(self.labels),
+            )
+        )
+
+    def _limits(self) -> Limits:
+        return Limits(
+            memory_bytes=_bytes("memory_limit_mb", self.memory_limit_mb),
+            cpu_cores=_positive("cpu_cores_limit", self.cpu_cores_limit),
+            pids=_positive("pids_limit", self.pids_limit),
+            disk_bytes=_bytes("disk_limit_mb", self.disk_limit_mb),
+            disk_inodes=_positive("disk_inodes_limit", self.disk_inodes_limit),
+        )
+
+
+def _positive(field: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e15:
+        raise InvalidArgumentError(f"cannot use {field}={value!r}: it must be a number above 0", field=field)
+    return value
+
+
+def _bytes(field: str, mebibytes: Any) -> int | None:
+    value = _positive(field, mebibytes)
+    return None if value is None else max(1, int(value * MIB))
+
+
+def _checked(spec: SandboxSpec) -> SandboxSpec:
+    """The spec itself, each field of its declared type: structs do not check their own construction."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(spec), SandboxSpec)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidArgumentError(f"cannot use these run arguments: {error}") from None
