@@ -1,0 +1,232 @@
+"""The catalogue: which image a name points at, which layers it has. SQLite, one file, one writer process.
+
+A name is published once. Removing an image tells which layers no image has any more; their files are the caller's
+(`local.LocalStore`). Reads come from memory while the database has not changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from libdsec.protocol.environment import ImageConfig, parse_ref
+from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError, InternalError
+
+from .records import DATA_NAME, METADATA_NAME, ImageRecord, LayerRecord
+
+_FIRST = """
+CREATE TABLE layers (
+    digest TEXT PRIMARY KEY, metadata_bytes INTEGER NOT NULL, data_bytes INTEGER NOT NULL, files INTEGER NOT NULL,
+    metadata_digest TEXT NOT NULL
+) WITHOUT ROWID, STRICT;
+CREATE TABLE images (
+    ref TEXT PRIMARY KEY, kind TEXT NOT NULL, config BLOB NOT NULL, created_at REAL NOT NULL, parent TEXT
+) WITHOUT ROWID, STRICT;
+CREATE TABLE image_layers (
+    ref TEXT NOT NULL REFERENCES images ON DELETE CASCADE, position INTEGER NOT NULL,
+    digest TEXT NOT NULL REFERENCES layers, PRIMARY KEY (ref, position)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX image_layers_by_digest ON image_layers (digest);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+"""Step n takes a database of schema version n to n + 1. Steps are only added."""
+
+_BUSY_TIMEOUT_S = 10.0
+
+
+class Catalogue:
+    """Calls are safe from several threads.
+
+    :raises InternalError: the database is of a newer version of DSec, or damaged.
+    """
+
+    def __init__(self, path: str, layers_dir: str | None = None) -> None:
+        self._layers_dir = layers_dir or os.path.join(os.path.dirname(os.path.abspath(path)), "layers")
+        self._path = path
+        self._lock = threading.RLock()
+        self._cache: dict[str, ImageRecord] = {}
+        self._cache_version = -1
+        self._database = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.execute("PRAGMA foreign_keys = ON")
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise InternalError(f"cannot open the catalogue {path}: {error}", path=path) from error
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def publish(self, image: ImageRecord) -> None:
+        """Make an image known under its name, for good.
+
+        :raises AlreadyExistsError: the name is taken; nothing has changed.
+        """
+        parse_ref(image.ref)
+        with self._transaction() as database:
+            if database.execute("SELECT 1 FROM images WHERE ref = ?", (image.ref,)).fetchone():
+                raise already_exists(image.ref)
+            for layer in image.layers:
+                database.execute(
+                    "INSERT OR IGNORE INTO layers VALUES (?, ?, ?, ?, ?)",
+                    (layer.digest, layer.metadata_bytes, layer.data_bytes, layer.files, layer.metadata_digest),
+                )
+            config = msgspec.json.encode(image.config)
+            row = (image.ref, image.kind, config, image.created_at, image.parent)
+            database.execute("INSERT INTO images VALUES (?, ?, ?, ?, ?)", row)
+            database.executemany(
+                "INSERT INTO image_layers VALUES (?, ?, ?)",
+                [(image.ref, position, layer.digest) for position, layer in enumerate(image.layers)],
+            )
+
+    def get(self, ref: str) -> ImageRecord:
+        """:raises ImageNotFoundError: no image of that name.
+        :raises InvalidArgumentError: not a name with a tag."""
+        with self._lock:
+            self._refresh()
+            found = self._cache.get(ref)
+            if found is None:
+                parse_ref(ref)
+                found = self._load(ref)
+                self._cache[ref] = found
+            return found
+
+    def exists(self, ref: str) -> bool:
+        with self._lock:
+            return self._database.execute("SELECT 1 FROM images WHERE ref = ?", (ref,)).fetchone() is not None
+
+    def list(self) -> tuple[ImageRecord, ...]:
+        """All images by name."""
+        with self._lock:
+            refs = [ref for (ref,) in self._database.execute("SELECT ref FROM images ORDER BY ref")]
+            return tuple(self.get(ref) for ref in refs)
+
+    def layer(self, digest: str) -> LayerRecord:
+        """:raises ImageNotFoundError: no image has such a layer."""
+        with self._lock:
+            row = self._database.execute("SELECT * FROM layers WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise ImageNotFoundError(f"cannot find layer {digest}: no image has it", digest=digest)
+        return self._record(row)
+
+    def layer_digests(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(digest for (digest,) in self._database.execute("SELECT digest FROM layers"))
+
+    def remove(self, ref: str, check: Callable[[tuple[str, ...]], None] | None = None) -> tuple[str, ...]:
+        """Forget an image. Returns the digests of layers that no image has any more.
+
+        `check` is called with these before anything has changed; what it raises ends the call.
+        :raises ImageNotFoundError: no image of that name.
+        """
+        with self._transaction() as database:
+            if not self.exists(ref):
+                raise _not_found(ref)
+            rows = database.execute(
+                "SELECT DISTINCT digest FROM image_layers AS mine WHERE ref = ? AND NOT EXISTS "
+                "(SELECT 1 FROM image_layers AS other WHERE other.digest = mine.digest AND other.ref != mine.ref)",
+                (ref,),
+            )
+            orphans = tuple(sorted(digest for (digest,) in rows))
+            if check is not None:
+                check(orphans)
+            database.execute("DELETE FROM images WHERE ref = ?", (ref,))
+            database.executemany("DELETE FROM layers WHERE digest = ?", [(digest,) for digest in orphans])
+        return orphans
+
+    def _load(self, ref: str) -> ImageRecord:
+        row = self._database.execute("SELECT kind, config, created_at, parent FROM images WHERE ref = ?", (ref,))
+        if (image := row.fetchone()) is None:
+            raise _not_found(ref)
+        kind, config, created_at, parent = image
+        layers = self._database.execute(
+            "SELECT layers.* FROM image_layers JOIN layers USING (digest) WHERE ref = ? ORDER BY position", (ref,)
+        )
+        records = tuple(self._record(layer) for layer in layers)
+        return ImageRecord(ref, kind, records, msgspec.json.decode(config, type=ImageConfig), created_at, parent)
+
+    def _record(self, row: tuple[str, int, int, int, str]) -> LayerRecord:
+        digest, metadata_bytes, data_bytes, files, metadata_digest = row
+        directory = layer_directory(self._layers_dir, digest)
+        return LayerRecord(
+            digest,
+            os.path.join(directory, METADATA_NAME),
+            os.path.join(directory, DATA_NAME),
+            metadata_bytes,
+            data_bytes,
+            files,
+            metadata_digest,
+        )
+
+    def _refresh(self) -> None:
+        """Drop what is in memory when another connection has written; our own writes drop it themselves."""
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        if version != self._cache_version:
+            self._cache.clear()
+            self._cache_version = version
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                self._roll_back()
+                if "full" not in str(error):
+                    raise
+                raise CapacityError(f"cannot write the catalogue {self._path}: {error}", path=self._path) from error
+            except BaseException:
+                self._roll_back()
+                raise
+            finally:
+                self._cache.clear()
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def _migrate(self) -> None:
+        with self._transaction() as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > len(MIGRATIONS):
+                raise InternalError(
+                    f"cannot open the catalogue {self._path}: its schema version is {version}, this DSec knows "
+                    f"{len(MIGRATIONS)}; use the newer DSec that wrote it",
+                    version=version,
+                )
+            for step in range(version, len(MIGRATIONS)):
+                for statement in MIGRATIONS[step].split(";"):
+                    database.execute(statement)
+            database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def layer_directory(layers_dir: str, digest: str) -> str:
+    """Where a layer of that digest lies."""
+    return os.path.join(layers_dir, digest.removeprefix("sha256:"))
+
+
+def already_exists(ref: str) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"cannot publish {ref}: there is such an image and names are immutable; use another tag, or remove it first",
+        ref=ref,
+    )
+
+
+def _not_found(ref: str) -> ImageNotFoundError:
+    return ImageNotFoundError(
+        f"cannot find image {ref}: nothing is published under that name; `dsec image ls` lists what is", ref=ref
+    )
