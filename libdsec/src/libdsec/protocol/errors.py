@@ -62,7 +62,7 @@ class DSecError(Exception):
     exit_code: ClassVar[int] = 70
     retry: ClassVar[Retry] = "never"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
