@@ -1,0 +1,122 @@
+"""`idle-memory`: what one idle sandbox costs: the fall of MemAvailable over N of them.
+
+MemAvailable is read before the node starts and again when N sandboxes idle, so ours includes the server, the fork
+server, this client, and everything the kernel keeps. Each sandbox has run one command before, so that what a command
+leaves behind (a dying cgroup) is in it. The floor: N processes that only wait, each in namespaces of its own (network
+too) on an overlay of its own. Both readings are taken once the figure has come to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
+from libdsec.protocol.errors import DSecError
+
+from .figures import Figure, Report, report
+from .ground import Ground
+from .machine import machine, memory_kb
+from .rounds import Progress
+
+NAME = "idle-memory"
+SAMPLES = 1000
+IN_FLIGHT = 16
+
+_REST_KB = 512
+_REST_S = 1.0
+_REST_TRIES = 15
+
+
+async def resting(
+    read: Callable[[], int] = lambda: memory_kb("MemAvailable"),
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> int:
+    """Kilobytes, once two readings a second apart differ by next to nothing; the last reading if they never do."""
+    before = read()
+    for _ in range(_REST_TRIES):
+        await pause(_REST_S)
+        now = read()
+        if abs(now - before) <= _REST_KB:
+            return now
+        before = now
+    return before
+
+
+async def _one_idle(client: DSecClient, args: DSecContainerRunArgs) -> Sandbox:
+    sandbox = await client.run_container(args, timeout=120)
+    try:
+        (await sandbox.run(("/bin/true",))).check()
+    except BaseException:
+        await sandbox.stop()
+        raise
+    return sandbox
+
+
+async def _fill(client: DSecClient, image: str, count: int, made: list[Sandbox], progress: Progress) -> None:
+    args = DSecContainerRunArgs(container_image=image)
+    numbers = iter(range(count))
+
+    async def fill() -> None:
+        for _ in numbers:
+            made.append(await _one_idle(client, args))
+            progress(len(made), 2 * count, "ours")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(IN_FLIGHT):
+            group.create_task(fill())
+
+
+async def _empty(made: list[Sandbox]) -> None:
+    """Stop all; what could not be stopped is told by the first error, when all were tried."""
+    errors: list[DSecError] = []
+
+    async def empty() -> None:
+        while made:
+            try:
+                await made.pop().stop()
+            except DSecError as error:
+                errors.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(IN_FLIGHT):
+            group.create_task(empty())
+    if errors:
+        raise errors[0]
+
+
+async def _ours(ground: Ground, count: int, progress: Progress) -> Figure:
+    before = await resting()
+    made: list[Sandbox] = []
+    async with ground.node.running() as client:
+        started = await resting()
+        try:
+            await _fill(client, ground.image, count, made, progress)
+            during = await resting()
+        finally:
+            await _empty(made)
+        after = await resting()
+    base = before if ground.node.owned else started
+    detail = {
+        "node_mb": (before - started) / 1024,
+        "sandbox_mb": (started - during) / 1024 / count,
+        "not_given_back_mb": (started - after) / 1024 / count,
+    }
+    return Figure((base - during) / 1024 / count, "MB", count, detail=detail)
+
+
+async def _floor(ground: Ground, count: int) -> Figure:
+    before = await resting()
+    async with ground.native.floor_idle(count):
+        during = await resting()
+    return Figure((before - during) / 1024 / count, "MB", count)
+
+
+async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
+    # one sandbox first: what the first one alone costs (caches, modules) is nobody's share
+    async with ground.node.running() as client:
+        await _empty([await _one_idle(client, DSecContainerRunArgs(container_image=ground.image))])
+    ours = await _ours(ground, samples, progress)
+    progress(samples, 2 * samples, "floor")
+    floor = await _floor(ground, samples)
+    return report(NAME, machine(), ours, {}, floor)

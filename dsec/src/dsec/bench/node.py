@@ -1,0 +1,154 @@
+"""The node that is measured: one of our own with its own state and sockets, or the user's.
+
+A node of our own runs as a child with everything it makes below one directory. Whatever state it is in at the end, its
+processes (known by that directory in their command line) are ended and what is mounted below it is unmounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from dsec.linux.mounts import umount
+from libdsec import DSecClient
+from libdsec.protocol.errors import DeadlineExceededError, DSecError, UnavailableError
+
+from .native import finish
+
+_START_S = 60.0
+_STOP_S = 60.0
+
+_ID_BASE = 0x2000_0000
+"""Far from the default, so that our sandboxes and the user's share no id."""
+
+
+class Node(Protocol):
+    state_dir: Path
+    owned: bool
+    """Whether it starts and ends with `running`, so that its own memory can be told."""
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[DSecClient]:
+        """The node, up, and a client of it; can be entered again after its end."""
+        ...
+
+
+class UsersNode:
+    """Whatever DSEC_URL or the machine's own node is. Only what we create there is taken away."""
+
+    owned = False
+
+    def __init__(self) -> None:
+        self.state_dir = Path(os.environ.get("DSEC_STATE_DIR", "/var/lib/dsec"))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[DSecClient]:
+        async with DSecClient() as client:
+            yield client
+
+
+class OwnNode:
+    owned = True
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.state_dir = directory / "state"
+        self._run_dir = directory / "run"
+        self._log = directory / "serve.log"
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[DSecClient]:
+        for path in (self.state_dir, self._run_dir):
+            path.mkdir(exist_ok=True)
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "dsec", "serve"),
+                env={**os.environ, **self._environment()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        client: DSecClient | None = None
+        try:
+            client = await self._connected(process)
+            yield client
+        finally:
+            await self._end(client, process)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "DSEC_STATE_DIR": str(self.state_dir),
+            "DSEC_RUN_DIR": str(self._run_dir),
+            "DSEC_ID_BASE": str(_ID_BASE),
+        }
+
+    async def _connected(self, process: asyncio.subprocess.Process) -> DSecClient:
+        client = DSecClient(f"unix://{self._run_dir / 'api.sock'}")
+        deadline = asyncio.get_running_loop().time() + _START_S
+        while True:
+            try:
+                return await client.open()
+            except UnavailableError:
+                late = asyncio.get_running_loop().time() >= deadline
+                if process.returncode is not None or late:
+                    raise UnavailableError(
+                        f"cannot start a node to measure; its log ends with:\n{self._tail()}"
+                    ) from None
+            await asyncio.sleep(0.05)
+
+    def _tail(self) -> str:
+        return self._log.read_bytes()[-2000:].decode("utf-8", "replace").strip()
+
+    async def _end(self, client: DSecClient | None, process: asyncio.subprocess.Process) -> None:
+        """The polite way first, then the sure one."""
+        if client is not None:
+            try:
+                async with asyncio.timeout(_STOP_S):
+                    await client.shutdown_server()
+                    await client.close()
+                    await process.wait()
+            except (DSecError, TimeoutError):
+                # not even that: what follows needs no answer
+                await client.close()
+        await finish(process)
+        await _end_processes_of(self._directory)
+        unmount_below(self._directory)
+
+
+async def _end_processes_of(directory: Path) -> None:
+    """:raises DeadlineExceededError: one that does not die, which the kernel holds."""
+    for _ in range(500):
+        left = list(_processes_of(directory))
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.02)
+    raise DeadlineExceededError(f"cannot end processes {left[:10]} of {directory}: they do not die")
+
+
+def _processes_of(directory: Path) -> Iterator[int]:
+    """Processes, ended ones apart, that name the directory in their command line. Ours alone do: its name was drawn."""
+    mark = os.fsencode(directory) + b"/"
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if mark in Path(entry.path, "cmdline").read_bytes():
+                yield int(entry.name)
+
+
+def unmount_below(directory: Path) -> None:
+    """Every mount of this namespace below the directory, the last one first."""
+    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+        path = line.split()[4].encode().decode("unicode_escape")
+        if path.startswith(f"{directory}/"):
+            umount(path, lazy=True)
