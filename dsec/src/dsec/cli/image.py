@@ -1,0 +1,186 @@
+"""`dsec image`: what sandboxes are made from."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Annotated, get_args
+
+import typer
+
+from libdsec.client import DSecClient
+from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
+from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
+
+from .image_progress import shown
+from .options import EnvOption, JsonOption, pairs
+from .outcome import execute
+from .output import ago, amount, emit, say, table
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, show and remove images."
+)
+
+_OWN_RELEASE_PACKAGES = ("python3",)
+"""What this machine's own release gets when nothing else is said: the first thing an agent reaches for."""
+
+RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]
+
+
+@app.command()
+def build(
+    ref: Annotated[
+        str | None, typer.Argument(metavar="NAME:TAG", help="Its name; without it that of this machine's release.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", "--source", help="release:NAME, dir:/path or tar:/path.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="base, workspace or toolkit.")] = "base",
+    package: Annotated[list[str] | None, typer.Option(help="Of a release: installed too; may be given again.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Of a release; without it the machine's own.")] = None,
+    env: EnvOption = None,
+    cwd: Annotated[str, typer.Option("--cwd", "-w", help="Where commands run by default.")] = "/",
+    user: Annotated[str, typer.Option("--user", "-u", help="Who runs commands by default.")] = "root",
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Do nothing when the name is there already.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Build an image and publish it under a name that then never changes.
+
+    \b
+    dsec image build                       this machine's own release with python3, such as debian:12
+    dsec image build debian:12-py --from release:bookworm --package python3 --package git
+    dsec image build repo/app:v1 --kind workspace --from dir:./app
+    dsec image build alpine:3.20 --from tar:rootfs.tar.gz
+    """
+    if kind not in get_args(LayerKind):
+        raise typer.BadParameter(f"{kind!r} is none of {', '.join(get_args(LayerKind))}", param_hint="--kind")
+
+    async def work(client: DSecClient) -> None:
+        name, origin = _named(ref, source)
+        if if_missing and (existing := await _existing(client, name)) is not None:
+            if json:
+                emit(existing)
+            else:
+                say(f"{name} is there already")
+            return
+        with shown(name) as progress:
+            info = await client.build_image(
+                name,
+                origin,
+                kind=kind,  # type: ignore[arg-type]
+                packages=package or (_OWN_RELEASE_PACKAGES if source is None else ()),
+                mirror=mirror,
+                config=ImageConfig(pairs("--env", env), cwd, user),
+                progress=progress,
+            )
+        if json:
+            emit(info)
+        else:
+            say(f"{info.ref}: {_size(info)}, {sum(layer.files for layer in info.layers)} files")
+
+    execute(json, work)
+
+
+@app.command()
+def ls(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names.")] = False, json: JsonOption = False
+) -> None:
+    """List images.
+
+    \b
+    dsec image ls
+    """
+
+    async def work(client: DSecClient) -> None:
+        images = sorted(await client.images(), key=lambda info: info.ref)
+        if json:
+            emit(images)
+        elif quiet:
+            for info in images:
+                say(info.ref)
+        else:
+            rows = [(i.ref, i.kind, str(len(i.layers)), _size(i), f"{ago(i.created_at)} ago") for i in images]
+            table(("IMAGE", "KIND", "LAYERS", "SIZE", "MADE"), rows)
+
+    execute(json, work)
+
+
+@app.command()
+def inspect(ref: RefArgument, json: JsonOption = False) -> None:
+    """Show an image's layers and defaults.
+
+    \b
+    dsec image inspect debian:12
+    """
+
+    async def work(client: DSecClient) -> None:
+        info = await client.image(ref)
+        if json:
+            emit(info)
+            return
+        say(f"{info.ref} ({info.kind}), made {ago(info.created_at)} ago" + (f" from {info.parent}" * bool(info.parent)))
+        say(f"user {info.config.user}, directory {info.config.cwd}")
+        for name, value in sorted(info.config.env.items()):
+            say(f"env {name}={value}")
+        rows = [
+            (layer.digest, amount(layer.metadata_bytes + layer.data_bytes), str(layer.files)) for layer in info.layers
+        ]
+        table(("LAYER", "SIZE", "FILES"), rows)
+
+    execute(json, work)
+
+
+@app.command()
+def rm(
+    refs: Annotated[list[str], typer.Argument(metavar="NAME:TAG...", help="The images.")], json: JsonOption = False
+) -> None:
+    """Remove images. One that a sandbox uses stays, with an error.
+
+    \b
+    dsec image rm repo/app:v1
+    """
+
+    async def work(client: DSecClient) -> None:
+        for ref in refs:
+            await client.remove_image(ref)
+            if not json:
+                say(ref)
+        if json:
+            emit({"removed": refs})
+
+    execute(json, work)
+
+
+async def _existing(client: DSecClient, name: str) -> ImageInfo | None:
+    try:
+        return await client.image(name)
+    except ImageNotFoundError:
+        return None
+
+
+def _named(ref: str | None, source: str | None) -> tuple[str, str]:
+    """The name and source to build, what was not said taken from this machine's own distribution."""
+    if source is None:
+        system = platform.freedesktop_os_release()
+        codename = system.get("VERSION_CODENAME")
+        if system.get("ID") not in ("debian", "ubuntu") or not codename:
+            raise InvalidArgumentError(
+                f"cannot choose what to build: this is {system.get('PRETTY_NAME', 'an unknown system')}, neither "
+                "Debian nor Ubuntu; say it with --from",
+                field="source",
+            )
+        return ref or f"{system['ID']}:{system.get('VERSION_ID', codename)}", f"release:{codename}"
+    if ref is None:
+        raise InvalidArgumentError("cannot build an image without a name: give NAME:TAG", field="ref")
+    kind, colon, place = source.partition(":")
+    if kind not in ("release", "dir", "tar") or not colon or not place:
+        raise InvalidArgumentError(
+            f"cannot build from {source!r}: it must be release:NAME, dir:/path or tar:/path", field="source"
+        )
+    return ref, source if kind == "release" else f"{kind}:{os.path.abspath(place)}"
+
+
+def _size(info: ImageInfo) -> str:
+    return amount(sum(layer.metadata_bytes + layer.data_bytes for layer in info.layers))
