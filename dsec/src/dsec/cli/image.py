@@ -42,7 +42,7 @@ def build(
     cwd: Annotated[str, typer.Option("--cwd", "-w", help="Where commands run by default.")] = "/",
     user: Annotated[str, typer.Option("--user", "-u", help="Who runs commands by default.")] = "root",
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Do nothing when the name is there already.")
+        bool, typer.Option("--if-missing", help="Do nothing when the name is taken.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

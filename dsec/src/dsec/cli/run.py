@@ -1,0 +1,108 @@
+"""`dsec run`: a sandbox for one command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from libdsec.client import DSecClient
+
+from .exec import run_in
+from .options import (
+    CommandArgument,
+    CpusOption,
+    CwdOption,
+    DeadlineOption,
+    DiskOption,
+    EnvOption,
+    HostnameOption,
+    ImageOption,
+    InodesOption,
+    InteractiveOption,
+    JsonOption,
+    LabelOption,
+    MemoryOption,
+    NestedOption,
+    PidsOption,
+    TimeoutOption,
+    ToolkitOption,
+    TtlOption,
+    TtyOption,
+    UserOption,
+    WorkspaceOption,
+    container_args,
+    image_or_only,
+)
+from .outcome import execute, warn
+from .output import waiting
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: CommandArgument,
+    image: ImageOption = None,
+    workspace: WorkspaceOption = None,
+    toolkit: ToolkitOption = None,
+    memory: MemoryOption = None,
+    cpus: CpusOption = None,
+    pids: PidsOption = None,
+    disk: DiskOption = None,
+    disk_inodes: InodesOption = None,
+    env: EnvOption = None,
+    user: UserOption = None,
+    cwd: CwdOption = None,
+    hostname: HostnameOption = None,
+    label: LabelOption = None,
+    ttl: TtlOption = None,
+    deadline: DeadlineOption = None,
+    nested_user_namespaces: NestedOption = False,
+    timeout: TimeoutOption = None,
+    interactive: InteractiveOption = False,
+    tty: TtyOption = False,
+    rm: Annotated[bool, typer.Option("--rm/--keep", help="Stop the sandbox afterwards, or keep it.")] = True,
+    json: JsonOption = False,
+) -> None:
+    """Run a command in a new sandbox, and end with its exit code.
+
+    \b
+    dsec run -- uname -a
+    dsec run --image debian:12 --memory 512m --cpus 1 -- python3 -c 'print(1)'
+    dsec run -it -- bash
+    tar c src | dsec run -i --timeout 5m -- sh -c 'tar x && make test'
+
+    A signal n ends it with 128 + n, --timeout with 124. With --json the output is collected, and cut where it is long.
+    """
+
+    async def work(client: DSecClient) -> int:
+        args = container_args(
+            await image_or_only(client, image),
+            env,
+            label,
+            workspace=workspace,
+            toolkits=toolkit,
+            memory_limit_mb=memory,
+            cpu_cores_limit=cpus,
+            pids_limit=pids,
+            disk_limit_mb=disk,
+            disk_inodes_limit=disk_inodes,
+            ttl_running_stop=ttl,
+            deadline=deadline,
+            init_user=user,
+            cwd=cwd,
+            hostname=hostname,
+            nested_user_namespaces=nested_user_namespaces,
+        )
+        async with waiting("creating the sandbox"):
+            sandbox = await client.run_container(args)
+        if not rm:
+            code = await run_in(sandbox, command, interactive, tty, json, {"timeout": timeout})
+            if not json:
+                warn(f"the sandbox stays: {sandbox.id}")
+            return code
+        async with sandbox:
+            return await run_in(sandbox, command, interactive, tty, json, {"timeout": timeout})
+
+    execute(json, work)
