@@ -23,7 +23,7 @@ from .protocol.environment import (
     ImageNameRequest,
     LayerKind,
 )
-from .protocol.errors import InvalidArgumentError
+from .protocol.errors import InvalidArgumentError, WireError
 from .protocol.ids import new_token
 from .protocol.nodes import DoctorReport
 from .protocol.spec import SandboxInfo, SandboxSpec
@@ -81,6 +81,10 @@ class DSecClient:
             raise InvalidArgumentError(f"cannot run {args!r}: run_container takes DSecContainerRunArgs", field="args")
         return await self._create(args.to_spec(), timeout)
 
+    def sandbox(self, sandbox_id: str) -> Sandbox:
+        """The handle of an id, without asking whether there is such a sandbox."""
+        return Sandbox(self._channel, sandbox_id)
+
     async def get(self, sandbox_id: str) -> Sandbox:
         """The sandbox of an id.
 
@@ -93,10 +97,17 @@ class DSecClient:
     async def list(
         self, *, labels: Mapping[str, str] | None = None, include_final: bool = False
     ) -> tuple[SandboxInfo, ...]:
-        """Sandboxes that carry all of `labels`, oldest first; with `include_final` also those that have ended."""
+        """Sandboxes that carry all of `labels`; with `include_final` also those that have ended and are remembered."""
+        found: list[SandboxInfo] = []
         request = SandboxListRequest(dict(labels or {}), include_final)
-        answer: SandboxList = await self._channel.call("sandbox.list", request, repeatable=True)
-        return answer.sandboxes
+        while True:
+            page: SandboxList = await self._channel.call("sandbox.list", request, repeatable=True)
+            found += page.sandboxes
+            if page.next is None:
+                return tuple(found)
+            if request.after is not None and page.next <= request.after:
+                raise WireError(f"cannot list sandboxes: the page after {request.after!r} is the same again")
+            request = msgspec.structs.replace(request, after=page.next)
 
     async def stop(self, sandbox_id: str) -> SandboxInfo:
         """Stop a sandbox by its id."""
@@ -161,7 +172,7 @@ class DSecClient:
         return report
 
     async def shutdown_server(self) -> None:
-        """End the server; sandboxes live on and are adopted by the next one."""
+        """End the server, and with it all its sandboxes."""
         await self._channel.call("server.shutdown", Empty())
 
     async def _create(self, spec: SandboxSpec, timeout: float) -> Sandbox:

@@ -103,17 +103,18 @@ def test_more_output_than_asked_for_ends_the_connection_not_the_memory(with_fake
 
 def test_a_late_answer_is_cancelled_and_its_rest_is_dropped(with_fake):
     async def use(server: FakeServer, client: DSecClient) -> None:
+        drained = asyncio.Event()
+
         @server.answers("exec")
         async def _(call: FakeCall) -> ExecAnswer:
             await call.canceled.wait()
             await call.send(STDOUT, b"x" * (3 * WINDOW))  # needs credit that only a draining client gives
-            server.calls.append(("drained", None))
+            drained.set()
             return ExecAnswer("canceled")
 
         with pytest.raises(DeadlineExceededError):
             await client._channel.collect("exec", _request(), timeout=0.01)
-        while server.calls[-1][0] != "drained":
-            await asyncio.sleep(0)
+        await drained.wait()
         assert len(server.canceled) == 1
         assert server.connections == 1
 
@@ -122,13 +123,13 @@ def test_a_late_answer_is_cancelled_and_its_rest_is_dropped(with_fake):
 
 def test_cancelling_the_task_cancels_the_call(with_fake):
     async def use(server: FakeServer, client: DSecClient) -> None:
-        started = asyncio.Event()
+        started, ended = asyncio.Event(), asyncio.Event()
 
         @server.answers("exec")
         async def _(call: FakeCall) -> ExecAnswer:
             started.set()
             await call.canceled.wait()
-            server.calls.append(("cancelled", None))
+            ended.set()
             return ExecAnswer("canceled")
 
         task = asyncio.ensure_future(sandbox_of(client).run(["sleep", "9"]))
@@ -136,8 +137,7 @@ def test_cancelling_the_task_cancels_the_call(with_fake):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while server.calls[-1][0] != "cancelled":
-            await asyncio.sleep(0)
+        await ended.wait()
 
     with_fake(use)
 
@@ -196,9 +196,13 @@ def test_output_merges_both_streams_and_raises_at_the_end(with_fake):
 
         process = await sandbox_of(client).exec_stream(["x"])
         seen = []
-        with pytest.raises(CommandNotStartedError):
+
+        async def read() -> None:
             async for name, chunk in process.output():
                 seen.append((name, chunk))
+
+        with pytest.raises(CommandNotStartedError):
+            await read()
         assert sorted(seen) == [("stderr", b"e"), ("stdout", b"o")]
 
     with_fake(use)

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ..protocol.calls import METHODS
-from ..protocol.errors import DSecError, ErrorBody, WireError, from_body
+from ..protocol.errors import DSecError, ErrorBody, InvalidArgumentError, WireError, from_body
+from ..protocol.frames import MAX_PAYLOAD
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_error = msgspec.msgpack.Decoder(ErrorBody).decode
@@ -26,8 +27,21 @@ class Codec:
         self._decode = msgspec.msgpack.Decoder(answer).decode
 
     def encode(self, args: msgspec.Struct) -> bytes:
-        """The payload of the CALL frame."""
-        return self._prefix + _encode(args)
+        """The payload of the CALL frame.
+
+        :raises InvalidArgumentError: the arguments are too large for one frame, or hold what cannot be sent.
+        """
+        try:
+            payload = self._prefix + _encode(args)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(f"cannot send the arguments of {self.name}: {error}") from None
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidArgumentError(
+                f"cannot send the arguments of {self.name}: they take {len(payload)} bytes and the limit is "
+                f"{MAX_PAYLOAD}; put large data into a file or standard input",
+                method=self.name,
+            )
+        return payload
 
     def decode(self, payload: bytes) -> Any:
         """The answer.
