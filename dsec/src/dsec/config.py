@@ -1,0 +1,113 @@
+"""The node's configuration: frozen, typed, from the environment and options, unknown keys refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    state_dir: str = "/var/lib/dsec"
+    """What outlives the server: images, layers, uppers, the node's identity."""
+    run_dir: str = "/run/dsec"
+    """Sockets and the lock; nothing in it outlives a reboot."""
+    aether: str | None = None
+    """The agent's binary; None looks beside the package, in the work tree, in PATH."""
+    log_file: str | None = None
+    """Where the server's log goes; None is standard error."""
+    node_name: str = ""
+    """How the node is called in answers; empty takes the host name."""
+    id_base: int = 0x7000_0000
+    """First host id. One range of 65,536 for the keepers, then one a sandbox."""
+    id_ranges: int = 4095
+    """Sandboxes that can live at once. The default fills 31 bits, and what lies below is left to the host's own
+    users."""
+    default_memory_bytes: int = 2 * GIB
+    """Memory limit of a sandbox that names none (never more than the machine has)."""
+    default_pids: int = 1024
+    """Process limit of a sandbox that names none."""
+    shm_bytes: int = 64 * MIB
+    """Size of /dev/shm inside; charged to the sandbox's memory."""
+    memory_reserve_bytes: int = 512 * MIB
+    """Of the machine's memory, what admission does not give to sandboxes."""
+    kept_final: int = 1024
+    """Sandboxes that have ended and are still remembered."""
+
+    @property
+    def api_socket(self) -> str:
+        return f"{self.run_dir}/api.sock"
+
+    @property
+    def fork_server_socket(self) -> str:
+        return f"{self.run_dir}/fork-server.sock"
+
+
+_ENVIRONMENT = {
+    "DSEC_STATE_DIR": "state_dir",
+    "DSEC_RUN_DIR": "run_dir",
+    "DSEC_AETHER": "aether",
+    "DSEC_LOG_FILE": "log_file",
+    "DSEC_NODE_NAME": "node_name",
+    "DSEC_ID_BASE": "id_base",
+    "DSEC_ID_RANGES": "id_ranges",
+    "DSEC_DEFAULT_MEMORY_BYTES": "default_memory_bytes",
+    "DSEC_DEFAULT_PIDS": "default_pids",
+}
+
+
+def load(environment: dict[str, str] | None = None, **options: Any) -> NodeConfig:
+    """Options win over the environment, the environment over the defaults; an option of None is not given.
+
+    :raises InvalidArgumentError: a value of the wrong type or an unknown option.
+    """
+    given = os.environ if environment is None else environment
+    values: dict[str, Any] = {field: given[name] for name, field in _ENVIRONMENT.items() if given.get(name)}
+    values.update({k: v for k, v in options.items() if v is not None})
+    try:
+        config = msgspec.convert(values, NodeConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidArgumentError(f"cannot read the configuration: {error}") from None
+    last = config.id_base + 65_536 * (config.id_ranges + 1) - 1
+    if config.id_base < 65_536 or config.id_ranges < 1 or last >= 2**32 - 1:
+        raise InvalidArgumentError(
+            f"cannot use id ranges {config.id_base}..{last}: they must lie above 65535 and below 4294967295",
+            field="id_base",
+        )
+    for field in ("state_dir", "run_dir"):
+        if not os.path.isabs(getattr(config, field)):
+            raise InvalidArgumentError(
+                f"cannot use {field} {getattr(config, field)!r}: it must be absolute", field=field
+            )
+    return config
+
+
+def find_aether(config: NodeConfig) -> str:
+    """The path of the agent's binary.
+
+    :raises UnsupportedOperationError: there is none; says where it was looked for.
+    """
+    package = Path(__file__).resolve().parent
+    places = [package / "_bin" / "aether"]
+    if len(package.parents) > 2:
+        places += [package.parents[2] / "target" / profile / "aether" for profile in ("release", "debug")]
+    if config.aether is not None:
+        places = [Path(config.aether)]
+    for place in places:
+        if os.access(place, os.X_OK):
+            return str(place)
+    found = shutil.which("aether") if config.aether is None else None
+    if found is None:
+        raise UnsupportedOperationError(
+            f"cannot run sandboxes: no aether binary at {', '.join(map(str, places))}: "
+            "build it with `make build` or name it with DSEC_AETHER"
+        )
+    return found

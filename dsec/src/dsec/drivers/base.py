@@ -1,0 +1,116 @@
+"""The contract between an edge and a driver.
+
+An edge decides (admission, ids, limits, when to stop); a driver does. For each sandbox the edge hands over an `Order`
+with everything resolved and gets an `Instance`. The driver takes what the sandbox needs of the machine (mounts,
+control groups, disk, processes) and gives all of it back in `Instance.destroy`, or before `Driver.create` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from dsec.bus import Answerer, Caller
+from libdsec.protocol.errors import DSecError
+from libdsec.protocol.spec import Limits, SandboxSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Host ids that are one sandbox's alone while it lives."""
+
+    index: int
+    id_base: int
+    """First of 65,536 ids."""
+    keeper: int
+    """uid and gid of PID 1; in no sandbox's range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A sandbox to be made, nothing left to decide."""
+
+    id: str
+    spec: SandboxSpec
+    layers: tuple[str, ...]
+    """Digests, lowest first."""
+    slot: Slot
+    limits: Limits
+    """With the node's defaults in: memory and pids are given."""
+    hostname: str
+    timeout_s: float
+
+
+class End(NamedTuple):
+    """Why a sandbox ended without being asked to."""
+
+    cause: str
+    """`init_killed`, `init_exited`, `memory`, `channel_lost`."""
+    message: str
+    detail: dict[str, Any]
+
+
+OnEnd = Callable[[End], None]
+
+
+class Instance(Protocol):
+    """One running sandbox."""
+
+    @property
+    def pid(self) -> int:
+        """PID 1 as the host sees it."""
+
+    def call(self, method: str, args: Any, caller: Caller, *, streaming: bool) -> Answerer:
+        """Open a call; method and args as docs/wire.md says of edge ↔ init, defaults resolved.
+
+        A `streaming` call is canceled when its caller abandons it, any other goes on; the caller keeps granting credit.
+        When the sandbox ends, every open call ends with `SandboxFailedError` (or the error given to `destroy`).
+
+        :raises InvalidArgumentError: the arguments do not fit into a frame.
+        :raises QuotaExceededError: too many calls are open.
+        :raises SandboxFailedError: the sandbox has ended.
+        :raises UnavailableError: it takes no input at the moment; nothing was sent.
+        """
+
+    def usage(self) -> dict[str, int]:
+        """`memory_bytes`, `pids`, as far as they are known."""
+
+    async def destroy(self, error: DSecError) -> None:
+        """End every process of it and give back everything. Open calls end with `error`.
+
+        Idempotent: a second one joins the first. Legal in every state, also after an end of its own.
+
+        :raises InternalError: something could not be given back; nothing more can be done about it by a repetition.
+        """
+
+
+class Driver(Protocol):
+    """One backend of one node."""
+
+    backend: str
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what this backend or machine cannot honour, before anything is taken.
+
+        :raises UnsupportedOperationError: names the option.
+        """
+
+    async def start(self) -> None:
+        """Make ready. Ends and takes away whatever an earlier edge of this node left behind.
+
+        :raises UnavailableError: the machinery does not start; says why.
+        """
+
+    async def create(self, order: Order, on_end: OnEnd) -> Instance:
+        """A running sandbox: it has answered. `on_end` is called at most once, within a second of its end, and not
+        for an end by `destroy`. Whatever happens (a cancel too), nothing of a sandbox that was not returned is left
+        behind.
+
+        :raises UnsupportedOperationError: the machine cannot do what was asked.
+        :raises UnavailableError: nothing was made; may be tried again.
+        :raises InternalError: a step failed that should not; details name the stage.
+        """
+
+    async def close(self) -> None:
+        """End the machinery. Every instance was destroyed before."""

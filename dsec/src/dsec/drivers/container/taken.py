@@ -1,0 +1,84 @@
+"""What one sandbox has taken of the machine, given back in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from dsec.linux.cgroups import Cgroup, CgroupLimits, CgroupPool
+from dsec.linux.removal import Trash
+from dsec.linux.uppers import Upper, make_upper
+from libdsec.protocol.spec import Limits
+
+_log = structlog.get_logger("dsec.container")
+
+
+class Layers(Protocol):
+    """`dsec.store.mounts.LayerMounts`: mounts held by the fork server, counted."""
+
+    async def acquire(self, digest: str) -> str: ...
+
+    async def release(self, digest: str) -> None: ...
+
+
+class Taken:
+    """Layers, a control group, an upper. Taking may stop half-way; `give_back` returns what there is."""
+
+    def __init__(self, layers: Layers, cgroups: CgroupPool, uppers_dir: str, trash: Trash) -> None:
+        self._layers, self._cgroups, self._uppers_dir, self._trash = layers, cgroups, uppers_dir, trash
+        self._held: list[str] = []
+        self.cgroup: Cgroup | None = None
+        self.upper: Upper | None = None
+
+    async def hold(self, digests: Sequence[str]) -> None:
+        for digest in digests:
+            await self._layers.acquire(digest)
+            self._held.append(digest)
+
+    def join_cgroup(self, limits: Limits) -> Cgroup:
+        self.cgroup = self._cgroups.acquire(
+            CgroupLimits(memory_bytes=limits.memory_bytes, cpu_cores=limits.cpu_cores, pids=limits.pids)
+        )
+        return self.cgroup
+
+    async def make_upper(self, name: str, owner: int, limits: Limits) -> Upper:
+        if limits.disk_bytes is None and limits.disk_inodes is None:
+            self.upper = make_upper(self._uppers_dir, name, owner)
+            return self.upper
+        making = asyncio.ensure_future(
+            asyncio.to_thread(make_upper, self._uppers_dir, name, owner, limits.disk_bytes, limits.disk_inodes)
+        )
+        try:
+            self.upper = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # the thread cannot be stopped: what it makes must be known here to be given back
+            self.upper = await making
+            raise
+        return self.upper
+
+    async def give_back(self) -> None:
+        """Legal once every process is dead; a second time nothing is left to give.
+
+        :raises OSError | DSecError: the first refusal; the rest was given back.
+        """
+        failures: list[Exception] = []
+        upper, self.upper = self.upper, None
+        if upper is not None:
+            try:
+                upper.remove(self._trash)
+            except OSError as error:
+                failures.append(error)
+        cgroup, self.cgroup = self.cgroup, None
+        if cgroup is not None and not self._cgroups.release(cgroup):
+            _log.warning("control group is still busy and was set aside", cgroup=cgroup.name)
+        held, self._held = self._held, []
+        for digest in reversed(held):
+            try:  # whatever one layer says, the others are released too
+                await self._layers.release(digest)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]

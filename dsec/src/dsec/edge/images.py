@@ -1,0 +1,84 @@
+"""What the edge needs of the layer store, and the store as that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from dsec.store.compose import compose
+from dsec.store.local import LocalStore
+from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
+from libdsec.protocol.spec import SandboxSpec
+
+
+class Composed(NamedTuple):
+    """What a sandbox is made of."""
+
+    layers: tuple[str, ...]
+    """Digests, lowest first."""
+    config: ImageConfig
+
+
+class Images(Protocol):
+    """Published images. All but `build` are quick."""
+
+    def compose(self, spec: SandboxSpec) -> Composed:
+        """:raises ImageNotFoundError: one of the named images is not published here.
+        :raises InvalidArgumentError: a bad reference, or an image of another kind than its place asks for."""
+
+    async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        """Build and publish; `progress` is called on the event loop. A cancel ends it and leaves nothing.
+
+        :raises DSecError: the request or the source is wrong, the name is taken, the disk is full; nothing is left."""
+
+    def list(self) -> tuple[ImageInfo, ...]: ...
+
+    def inspect(self, ref: str) -> ImageInfo:
+        """:raises ImageNotFoundError: not published here."""
+
+    def remove(self, ref: str) -> None:
+        """:raises ImageNotFoundError: not published here.
+        :raises ConflictError: a sandbox or another image still needs it."""
+
+
+class StoreImages:
+    """The node's own store."""
+
+    def __init__(self, store: LocalStore, in_use: Callable[[str], bool]) -> None:
+        """`in_use` says whether a sandbox has the layer of that digest."""
+        self._store = store
+        self._in_use = in_use
+
+    def compose(self, spec: SandboxSpec) -> Composed:
+        composition = compose(self._store.catalogue, spec)
+        return Composed(tuple(layer.digest for layer in composition.layers), composition.config)
+
+    async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        from dsec.store.images import BuildCancelledError, Cancellation, build_image  # only a build needs it
+
+        loop = asyncio.get_running_loop()
+        cancellation = Cancellation()
+
+        def step(news: BuildProgress) -> None:
+            loop.call_soon_threadsafe(progress, news)
+
+        building = loop.run_in_executor(None, build_image, self._store, request, step, cancellation)
+        try:
+            return await asyncio.shield(building)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            try:
+                await building
+            except BuildCancelledError:
+                pass  # as asked for
+            raise
+
+    def list(self) -> tuple[ImageInfo, ...]:
+        return tuple(record.info() for record in self._store.catalogue.list())
+
+    def inspect(self, ref: str) -> ImageInfo:
+        return self._store.catalogue.get(ref).info()
+
+    def remove(self, ref: str) -> None:
+        self._store.remove(ref, self._in_use)

@@ -1,0 +1,61 @@
+"""Calls that need a task of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from dsec.bus import Caller, as_dsec_error, encode_error
+from libdsec.protocol.errors import DeadlineExceededError
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
+"""Runs a coroutine in a task group; the coroutine lets no exception out."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Nothing:
+    """The answering end of a call that was answered at once."""
+
+    def data(self, stream: int, payload: bytes, flags: int) -> None: ...
+
+    def credit(self, stream: int, amount: int) -> None: ...
+
+    def event(self, payload: bytes) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+ANSWERED = Nothing()
+
+
+class TaskCall(Nothing):
+    """The answering end of a call that a task answers. Abandoned, it goes on: its effect was asked for."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        if not self._task.cancelling():
+            self._task.cancel()
+
+
+def answer_by_task(spawn: Spawn, work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> TaskCall:
+    return TaskCall(spawn(_answer(work, caller, doing)))
+
+
+async def _answer(work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> None:
+    try:
+        answer = await work
+    except asyncio.CancelledError:
+        caller.error(encode_error(DeadlineExceededError(f"cannot finish {doing}: its caller gave it up")))
+        raise
+    except Exception as error:
+        caller.error(encode_error(as_dsec_error(error, f"finish {doing}")))
+    else:
+        caller.result(_encode(answer))

@@ -1,0 +1,29 @@
+"""Reading a request's arguments: unknown fields and wrong types are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from dsec.bus import Request
+from libdsec.protocol.calls import METHODS
+from libdsec.protocol.errors import InvalidArgumentError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_DECODERS = {method: msgspec.msgpack.Decoder(types[0]) for method, types in METHODS.items()}
+encode = msgspec.msgpack.Encoder().encode
+
+
+def read(request: Request, expected: type[T]) -> T:
+    """:raises InvalidArgumentError: says which field."""
+    return cast(T, read_any(request))
+
+
+def read_any(request: Request) -> Any:
+    """:raises InvalidArgumentError: says which field."""
+    try:
+        return _DECODERS[request.method].decode(request.args)
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f"cannot read the arguments of {request.method}: {error}") from None

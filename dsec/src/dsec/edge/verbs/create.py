@@ -1,0 +1,159 @@
+"""sandbox.create: everything is checked, then promised, then made; what was promised is taken back if it cannot be
+made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dsec.bus import Answerer, Caller, Request, as_dsec_error
+from dsec.drivers.base import Driver, End, Order, Slot
+from dsec.edge import ending
+from dsec.edge.options import check_key, check_spec
+from dsec.edge.resolve import make_defaults, timeout_ms
+from dsec.edge.sandbox import Sandbox
+from dsec.edge.tasks import answer_by_task
+from libdsec.protocol.calls import CreateRequest
+from libdsec.protocol.errors import DSecError, InvalidArgumentError, SandboxFailedError, SandboxStateError
+from libdsec.protocol.ids import new_sandbox_id
+from libdsec.protocol.lifecycle import State
+from libdsec.protocol.spec import SandboxInfo
+
+from .arguments import read
+
+if TYPE_CHECKING:
+    from dsec.edge.edge import Edge
+
+MAX_SPEC_BYTES = 128 * 1024
+"""Of an encoded request: what is kept for each sandbox and must fit into an answer."""
+
+
+def create(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    started = edge.clock.monotonic()
+    return answer_by_task(edge.spawn, _create(edge, request, started), caller, "sandbox.create")
+
+
+async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
+    if len(request.args) > MAX_SPEC_BYTES:
+        raise InvalidArgumentError(
+            f"cannot take a specification of {len(request.args)} bytes: the limit is {MAX_SPEC_BYTES}", field="spec"
+        )
+    asked = read(request, CreateRequest)
+    check_key(asked.idempotency_key)
+    timeout_ms(asked.timeout_s)
+    if asked.idempotency_key is not None:
+        earlier = edge.registry.by_key(request.principal, asked.idempotency_key, asked.spec)
+        if earlier is not None:
+            return await _joined(earlier, asked.timeout_s)
+    edge.require_open("create a sandbox")
+    driver = edge.driver(asked.spec.backend)
+    driver.check(asked.spec)
+    limits = check_spec(asked.spec, edge.node.machine)
+    composed = edge.images.compose(asked.spec)
+    sandbox = Sandbox(
+        id=new_sandbox_id(edge.node.edge_prefix),
+        spec=asked.spec,
+        node=edge.node.name,
+        principal=request.principal,
+        now=edge.clock.now(),
+        monotonic=started,
+    )
+    sandbox.limits = limits
+    sandbox.defaults = make_defaults(asked.spec, composed.config)
+    slot = _promise(edge, sandbox)
+    edge.registry.add(sandbox, asked.idempotency_key)
+    sandbox.creation = asyncio.current_task()
+    sandbox.log.add(sandbox.created_at, "created", {"image": asked.spec.image, "principal": request.principal})
+    order = Order(
+        id=sandbox.id,
+        spec=asked.spec,
+        layers=composed.layers,
+        slot=slot,
+        limits=limits,
+        hostname=asked.spec.hostname or sandbox.id,
+        timeout_s=asked.timeout_s,
+    )
+    await _make(edge, driver, sandbox, order)
+    sandbox.create_ms = (edge.clock.monotonic() - started) * 1000
+    sandbox.log.add(edge.clock.now(), "running", {"create_ms": round(sandbox.create_ms, 3)})
+    edge.watch(sandbox)
+    return sandbox.info()
+
+
+def _promise(edge: Edge, sandbox: Sandbox) -> Slot:
+    """:raises AdmissionRejectedError: nothing is taken then."""
+    edge.admission.take(sandbox.spec.requests)
+    try:
+        sandbox.slot = edge.slots.take()
+    except DSecError:
+        edge.admission.give_back(sandbox.spec.requests)
+        raise
+    return sandbox.slot
+
+
+async def _make(edge: Edge, driver: Driver, sandbox: Sandbox, order: Order) -> None:
+    """Running afterwards, or final with everything given back and an error raised."""
+
+    def on_end(end: End) -> None:
+        ending.failed(edge, sandbox, end)
+
+    try:
+        instance = await driver.create(order, on_end)
+    except BaseException as error:
+        raise _unmade(edge, sandbox, error) from (None if isinstance(error, DSecError) else error)
+    sandbox.instance = instance
+    if sandbox.move(State.CREATING, State.RUNNING):
+        sandbox.used = edge.clock.monotonic()
+        return
+    if sandbox.state is State.FAILED:
+        # it ended between its first answer and now
+        ended = sandbox.error or SandboxFailedError(f"cannot use sandbox {sandbox.id}: it ended at once")
+        ending.clean(edge, sandbox, ended)
+        raise ended
+    raise _stopped(sandbox)
+
+
+def _unmade(edge: Edge, sandbox: Sandbox, error: BaseException) -> BaseException:
+    """The driver has left nothing behind; take back the promises, and say what the creator is to be told."""
+    edge.give_back(sandbox)
+    now = edge.clock.now()
+    if sandbox.move(State.STOPPING, State.STOPPED):
+        sandbox.log.add(now, "stopped", {"cause": sandbox.cause})
+        told: BaseException = _stopped(sandbox)
+    elif isinstance(error, asyncio.CancelledError):
+        sandbox.move(State.CREATING, State.FAILED)
+        sandbox.cause, sandbox.message = "canceled", "its creator gave it up"
+        sandbox.log.add(now, "failed", {"cause": sandbox.cause})
+        told = error
+    else:
+        sandbox.move(State.CREATING, State.FAILED)
+        refusal = as_dsec_error(error, f"create sandbox {sandbox.id}")
+        sandbox.cause, sandbox.message, sandbox.error = "create_failed", str(refusal), refusal
+        sandbox.log.add(now, "failed", {"cause": sandbox.cause, "code": refusal.code, "message": sandbox.message})
+        told = refusal
+    edge.registry.discard(sandbox)
+    return told
+
+
+async def _joined(sandbox: Sandbox, timeout_s: float) -> SandboxInfo:
+    """The outcome of the create that came first with the same key."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await sandbox.settled.wait()
+    except TimeoutError:
+        raise SandboxStateError(
+            f"cannot answer the create of {sandbox.id} yet: it was asked for before and is still being made",
+            sandbox=sandbox.id,
+            state=str(sandbox.state),
+        ) from None
+    if sandbox.error is not None and sandbox.create_ms is None:
+        raise sandbox.error
+    return sandbox.info()
+
+
+def _stopped(sandbox: Sandbox) -> SandboxStateError:
+    return SandboxStateError(
+        f"cannot create sandbox {sandbox.id}: it was stopped while it was being made",
+        sandbox=sandbox.id,
+        state=str(sandbox.state),
+    )

@@ -1,0 +1,53 @@
+"""image.build, image.list, image.inspect, image.remove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dsec.bus import Answerer, Caller, Request
+from dsec.edge.tasks import ANSWERED, answer_by_task
+from libdsec.protocol.calls import Empty
+from libdsec.protocol.environment import (
+    BuildProgress,
+    ImageBuildRequest,
+    ImageInfo,
+    ImageList,
+    ImageNameRequest,
+    parse_ref,
+)
+
+from .arguments import encode, read
+
+if TYPE_CHECKING:
+    from dsec.edge.edge import Edge
+
+
+def build(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    asked = read(request, ImageBuildRequest)
+    parse_ref(asked.ref)
+    edge.require_open("build an image")
+    return answer_by_task(edge.spawn, _build(edge, asked, caller), caller, "image.build")
+
+
+async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageInfo:
+    def progress(step: BuildProgress) -> None:
+        caller.event(encode(step))
+
+    return await edge.images.build(asked, progress)
+
+
+def list_images(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    read(request, Empty)
+    caller.result(encode(ImageList(edge.images.list())))
+    return ANSWERED
+
+
+def inspect(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    caller.result(encode(edge.images.inspect(read(request, ImageNameRequest).ref)))
+    return ANSWERED
+
+
+def remove(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    edge.images.remove(read(request, ImageNameRequest).ref)
+    caller.result(encode(Empty()))
+    return ANSWERED

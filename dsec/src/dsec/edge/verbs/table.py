@@ -1,0 +1,43 @@
+"""Method → verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dsec.bus import Answerer, Caller, Request
+
+from . import create, exec, files, images, inspect, list, logs, node, session, stop
+
+if TYPE_CHECKING:
+    from dsec.edge.edge import Edge
+
+Verb = Callable[["Edge", Request, Caller], Answerer]
+
+VERBS: dict[str, Verb] = {
+    "node.status": node.status,
+    "node.doctor": node.doctor,
+    "sandbox.create": create.create,
+    "sandbox.inspect": inspect.inspect,
+    "sandbox.list": list.list_sandboxes,
+    "sandbox.logs": logs.logs,
+    "sandbox.stop": stop.stop,
+    "exec": exec.execute,
+    "session.open": session.open_session,
+    "session.run": session.run,
+    "session.close": session.close,
+    "file.stat": files.operate,
+    "file.mkdir": files.operate,
+    "file.remove": files.operate,
+    "file.archive": files.operate,
+    "file.read": files.operate,
+    "file.write": files.operate,
+    "file.move": files.operate,
+    "file.list": files.operate,
+    "file.extract": files.operate,
+    "file.watch": files.operate,
+    "image.build": images.build,
+    "image.list": images.list_images,
+    "image.inspect": images.inspect,
+    "image.remove": images.remove,
+}

@@ -1,0 +1,58 @@
+"""One server a run directory and a state directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from libdsec.protocol.errors import AlreadyExistsError, UnavailableError
+
+ENDING_TIMEOUT_S = 10.0
+"""How long the lock of a server that listens no more is waited for."""
+
+_POLL_S = 0.02
+
+
+class RunLock:
+    """A lock file that names its holder. The kernel lets go of it however the holder ends."""
+
+    def __init__(self, path: str, listening: str) -> None:
+        """`listening`: the holder's socket. While it is there, the holder is not about to end."""
+        self._path = path
+        self._listening = listening
+
+    @contextlib.contextmanager
+    def held(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[None]:
+        """:raises AlreadyExistsError: another server holds it; says which.
+        :raises UnavailableError: the file cannot be opened."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnavailableError(f"cannot open the lock {self._path}: {error.strerror}") from None
+        try:
+            self._acquire(descriptor, sleep)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int, sleep: Callable[[float], None]) -> None:
+        for _ in range(round(ENDING_TIMEOUT_S / _POLL_S)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if os.path.exists(self._listening):
+                    break
+            sleep(_POLL_S)
+        holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+        raise AlreadyExistsError(
+            f"cannot serve: a server runs already (pid {holder} holds {self._path}); "
+            "use it, end it, or choose another DSEC_RUN_DIR and DSEC_STATE_DIR",
+            pid=holder,
+        )

@@ -1,0 +1,162 @@
+"""Wires the rooms and runs them until they are asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+import uvloop
+
+from dsec.apiserver import Service, serve
+from dsec.bus import LocalBus, as_dsec_error
+from dsec.config import NodeConfig, find_aether
+from dsec.drivers.container.driver import ContainerConfig, ContainerDriver
+from dsec.edge import Edge
+from dsec.edge.clock import SystemClock
+from dsec.edge.identity import load_identity
+from dsec.edge.images import StoreImages
+from dsec.iam import Authority, Peer, Principal, no_quota
+from dsec.linux.cgroups import CgroupPool, Hierarchies
+from dsec.placement import Placement
+from dsec.store.local import LocalStore
+from dsec.store.mounts import LayerMounts
+from libdsec.protocol.errors import UnavailableError
+from libdsec.protocol.ids import new_token
+from libdsec.protocol.nodes import DoctorReport
+
+from . import log
+from .lock import RunLock
+from .machine import describe
+
+_log = structlog.get_logger("dsec.serve")
+
+
+def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or `server.shutdown`. `ready` is called once the socket answers.
+
+    :raises AlreadyExistsError: another server has these directories.
+    :raises UnavailableError: the fork server or the socket cannot be made.
+    :raises UnsupportedOperationError: this machine cannot run sandboxes; says what is missing.
+    """
+    for directory, mode in ((config.run_dir, 0o755), (config.state_dir, 0o700)):
+        try:
+            os.makedirs(directory, mode, exist_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"cannot make {directory}: {error.strerror}") from None
+    log.configure(config.log_file)
+    with contextlib.ExitStack() as locks:
+        for directory in dict.fromkeys((config.run_dir, config.state_dir)):
+            locks.enter_context(RunLock(os.path.join(directory, "serve.lock"), config.api_socket).held())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config, ready))
+
+
+async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
+    loop = asyncio.get_running_loop()
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    loop.set_exception_handler(_unhandled)
+    store = LocalStore(config.state_dir)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+
+            def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+                return tasks.create_task(_guarded(work))
+
+            edge = _make_edge(config, store, spawn)
+            service = _make_service(edge, ending.set)
+            try:
+                await edge.start()
+                async with serve(service, config.api_socket):
+                    _log.info("serving", socket=config.api_socket, node=edge.node.name, edge=edge.node.edge_prefix)
+                    if ready is not None:
+                        ready()
+                    await ending.wait()
+                    _log.info("ending", sandboxes=len(edge.registry))
+                    await edge.stop_all()
+            finally:
+                await edge.close()
+    finally:
+        store.close()
+    _log.info("ended")
+
+
+def _make_edge(
+    config: NodeConfig, store: LocalStore, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+) -> Edge:
+    identity = load_identity(config.state_dir)
+    mounts: list[LayerMounts] = []
+
+    def layers(hold: Any, drop: Any) -> LayerMounts:
+        mounts.append(LayerMounts(hold, drop, store.catalogue.layer))
+        return mounts[0]
+
+    driver = ContainerDriver(
+        ContainerConfig(
+            aether=find_aether(config),
+            socket_path=config.fork_server_socket,
+            log_path=os.path.join(config.run_dir, "fork-server.log"),
+            root_dir=os.path.join(config.run_dir, "root"),
+            uppers_dir=os.path.join(config.state_dir, "uppers"),
+            shm_bytes=config.shm_bytes,
+            epoch=new_token(),
+        ),
+        cgroups=CgroupPool(f"dsec-{identity.edge_prefix}", Hierarchies.detect()),
+        layers=layers,
+        spawn=spawn,
+    )
+    return Edge(
+        describe(config, identity),
+        drivers={driver.backend: driver},
+        images=StoreImages(store, mounts[0].in_use),
+        clock=SystemClock(),
+        spawn=spawn,
+        probe=_probe,
+    )
+
+
+def _make_service(edge: Edge, request_shutdown: Callable[[], None]) -> Service:
+    bus = LocalBus()
+    bus.serve(edge.subject, edge.handle)
+    authority = Authority(os.geteuid())
+
+    def authenticate(pid: int, uid: int, gid: int) -> Principal:
+        return authority.authenticate(Peer(pid, uid, gid))
+
+    return Service(
+        bus=bus,
+        authenticate=authenticate,
+        place=Placement(lambda: (edge.status(),)).place,
+        quota=no_quota,
+        own_edge=edge.node.edge_prefix,
+        node_status=edge.status,
+        request_shutdown=request_shutdown,
+        version=version("dsec"),
+        server_pid=os.getpid(),
+    )
+
+
+def _probe() -> DoctorReport:
+    from dsec.linux.probe import findings  # tries the machine: only where somebody asks
+
+    return DoctorReport(tuple(findings()))
+
+
+async def _guarded(work: Coroutine[Any, Any, Any]) -> None:
+    """A bug in one task must not end the task group, and with it every sandbox."""
+    try:
+        await work
+    except Exception as error:
+        as_dsec_error(error, "run a task")
+
+
+def _unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    _log.error("unhandled in the event loop", message=context.get("message"), exc_info=error)
