@@ -28,7 +28,7 @@ class Machine(msgspec.Struct, frozen=True):
     kernel: str
     distribution: str
     cgroup: str
-    """`v1`, `v2` or `hybrid`: which of them has the controllers."""
+    """Which version has the controllers."""
     processor: str
     date: str
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsec.environments.image import HostImage, host_image
 from dsec.linux.mounts import attach, mount_erofs, umount
 from dsec.store.catalogue import Catalogue
 from libdsec import DSecClient
@@ -46,19 +46,6 @@ class Ground(msgspec.Struct, frozen=True):
     image: str
 
 
-def host_image() -> tuple[str, str]:
-    """(reference, build source) of the host's own distribution.
-
-    :raises InvalidArgumentError: not one that can be built.
-    """
-    release = platform.freedesktop_os_release()
-    name, version, code = (release.get(key, "") for key in ("ID", "VERSION_ID", "VERSION_CODENAME"))
-    if not (name in ("debian", "ubuntu") and version and code):
-        host = release.get("PRETTY_NAME", "this host")
-        raise InvalidArgumentError(f"cannot choose an image for {host}: name one with --image", field="image")
-    return f"{name}:{version}", f"release:{code}"
-
-
 @contextlib.contextmanager
 def _mounted(state_dir: Path, image: str, where: Path) -> Iterator[Path]:
     """The tree of an image of a store."""
@@ -81,17 +68,19 @@ def _mounted(state_dir: Path, image: str, where: Path) -> Iterator[Path]:
         umount(str(where), lazy=True)
 
 
-async def _build(client: DSecClient, image: str, source: str | None, users: Path, where: Path, say: Say) -> None:
+async def _build(client: DSecClient, image: HostImage, users: Path, where: Path, say: Say) -> None:
     """Publish the image on a node of our own: from the user's store if it is there, else from its release."""
     if (users / CATALOGUE).exists():
-        with contextlib.suppress(ImageNotFoundError), _mounted(users, image, where) as tree:
-            say(f"copying image {image}")
-            await client.build_image(image, f"dir:{tree}")
+        with contextlib.suppress(ImageNotFoundError), _mounted(users, image.ref, where) as tree:
+            say(f"copying image {image.ref}")
+            await client.build_image(image.ref, f"dir:{tree}")
             return
-    if source is None:
-        raise ImageNotFoundError(f"cannot measure with {image}: no such image in {users}; `dsec image ls` lists them")
-    say(f"building image {image}")
-    await client.build_image(image, source)
+    if not image.source:
+        raise ImageNotFoundError(
+            f"cannot measure with {image.ref}: there is none in {users}; `dsec image ls` lists all"
+        )
+    say(f"building image {image.ref}")
+    await client.build_image(image.ref, image.source)
 
 
 @contextlib.asynccontextmanager
@@ -102,18 +91,18 @@ async def ground(options: Options, say: Say) -> AsyncIterator[Ground]:
     """
     if os.geteuid() != 0:
         raise PermissionDeniedError("cannot measure: namespaces and mounts need root")
-    own_ref, own_source = host_image() if options.image is None else (options.image, None)
+    image = host_image() if options.image is None else HostImage(options.image, "")
     directory = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=options.scratch))
     try:
         node: Node = OwnNode(directory) if options.private else UsersNode()
         if options.private:
             async with node.running() as client:
-                await _build(client, own_ref, own_source, Path(options.state_dir), directory / "users", say)
-        with _mounted(node.state_dir, own_ref, directory / "lower") as lower:
+                await _build(client, image, Path(options.state_dir), directory / "users", say)
+        with _mounted(node.state_dir, image.ref, directory / "lower") as lower:
             floor = directory / "floor-scratch"
             floor.mkdir()
             say("compiling the floor")
-            yield Ground(directory, lower, await compile_native(directory, lower, floor), node, own_ref)
+            yield Ground(directory, lower, await compile_native(directory, lower, floor), node, image.ref)
     finally:
         unmount_below(directory)
         shutil.rmtree(directory)

@@ -25,7 +25,7 @@ def _cgroup(root: Path = Path("/sys/fs/cgroup")) -> str:
     unified = root / "unified" / "cgroup.controllers"
     if not unified.exists():
         return "v1"
-    return "hybrid (controllers on v1)" if not unified.read_text().split() else "hybrid"
+    return "hybrid, memory on " + ("v2" if "memory" in unified.read_text().split() else "v1")
 
 
 def _processor() -> str:

@@ -7,6 +7,7 @@ comes from the kernel), whose end and output say whether the answer is right.
 
 - `task`       the contract
 - `humaneval`  the 164 tasks of HumanEval
+- `image`      the image of the host's own distribution, for those who name none
 
 An environment is found by name through `load`; its module is imported only then.
 """

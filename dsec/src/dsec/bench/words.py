@@ -1,0 +1,60 @@
+"""Reports in words, for the terminal's table and the page's alike."""
+
+from __future__ import annotations
+
+from .figures import TARGETS, Figure, Machine, Report, Target
+
+ABOUT = {
+    "create": "create → first output of `sh -c 'echo ready'`",
+    "lifecycle": "whole lives (create, run /bin/true, stop) a second",
+    "exec": "`sh -c true` in something that runs already",
+    "idle-memory": "memory of one idle sandbox, everything included",
+    "layer-build": "a layer from a directory",
+}
+
+LABELS = {"mkfs_erofs": "mkfs.erofs", "tar_gz": "tar.gz", "floor": "floor (C)", "ours": "DSec"}
+
+
+def number(value: float) -> str:
+    """Three digits that count, more where the number has them anyway."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def amount(figure: Figure) -> str:
+    return f"{number(figure.value)} {figure.unit}"
+
+
+def p99(figure: Figure) -> str:
+    return "" if figure.p99 is None else f"{number(figure.p99)} {figure.unit}"
+
+
+def detail(figure: Figure) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in figure.detail.items())
+
+
+def target(name: str, against: str) -> Target | None:
+    """What ours is held to against this thing; against `ours` an absolute bound."""
+    wanted = None if against == "ours" else against
+    return next((t for t in TARGETS.get(name, ()) if t.against == wanted), None)
+
+
+def bound(aim: Target, unit: str) -> str:
+    sign = "≤" if aim.bound == "<=" else "≥"
+    return f"{sign} {aim.value:g}" + (f" {unit}" if aim.against is None else "")
+
+
+def verdict(aim: Target, report: Report) -> str:
+    return {True: "holds", False: "falls short", None: "not measured"}[aim.holds(report)]
+
+
+def rows(report: Report) -> list[tuple[str, Figure | None]]:
+    """Ours, the floor, the peers: every line of a table."""
+    floor = [] if report.floor is None else [("floor", report.floor)]
+    return [("ours", report.ours), *floor, *report.peers.items()]
+
+
+def machine(facts: Machine) -> str:
+    return (
+        f"{facts.cores} cores ({facts.processor}), {facts.memory_mb:,} MB, Linux {facts.kernel}, "
+        f"{facts.distribution}, cgroup {facts.cgroup}, {facts.date}"
+    )

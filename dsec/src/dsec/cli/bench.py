@@ -1,0 +1,94 @@
+"""`dsec bench`: the floor, the other runtimes and us, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsec.bench import page, table
+from dsec.bench.figures import Report
+from dsec.bench.ground import Options
+from dsec.bench.run import BENCHES, run
+
+from .options import JsonOption
+from .outcome import execute_alone
+from .output import emit
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Measure the floor, the other runtimes and DSec in turn, in one run.",
+)
+
+Samples = Annotated[int | None, typer.Option("-n", "--samples", help="How many of ours; others by their speed.")]
+Image = Annotated[str | None, typer.Option("--image", help="NAME:TAG of a base image; default: the host's own.")]
+Private = Annotated[
+    bool, typer.Option("--private/--shared", help="A node of its own, or the one that runs (its images, its memory).")
+]
+Scratch = Annotated[str, typer.Option("--scratch", help="Where everything is made, and taken away again.")]
+Page = Annotated[Path | None, typer.Option("--page", help="Write the tables between this page's markers.")]
+
+_PAGE = Path("docs/performance.md")
+
+
+def _register(name: str) -> None:
+    @app.command(
+        name, help=(BENCHES[name].__doc__ or "").replace("\n\n", "\0").replace("\n", " ").replace("\0", "\n\n")
+    )
+    def one(
+        samples: Samples = None,
+        json: JsonOption = False,
+        image: Image = None,
+        private: Private = True,
+        scratch: Scratch = "/var/tmp",
+    ) -> None:
+        _main([name], samples, Options(image=image, private=private, scratch=scratch), json, None)
+
+
+for _name in BENCHES:
+    _register(_name)
+
+
+@app.command("all")
+def every(
+    json: JsonOption = False,
+    image: Image = None,
+    private: Private = True,
+    scratch: Scratch = "/var/tmp",
+    page: Page = None,
+) -> None:
+    """Run each bench on one ground, and write docs/performance.md's tables.
+
+    Without --page the tables go into docs/performance.md of the current directory, if there is one.
+    """
+    where = page or (_PAGE if _PAGE.exists() else None)
+    _main(list(BENCHES), None, Options(image=image, private=private, scratch=scratch), json, where)
+
+
+def _main(names: list[str], samples: int | None, options: Options, json: bool, where: Path | None) -> None:
+    async def work() -> None:
+        reports = await _measure(names, samples, options, json)
+        if json:
+            emit(reports[0] if len(names) == 1 else reports)
+        if where is not None:
+            page.write(where, reports)
+
+    execute_alone(json, work)
+
+
+async def _measure(names: list[str], samples: int | None, options: Options, json: bool) -> list[Report]:
+    """Ctrl-C cancels it, and so does SIGTERM: the ground gives everything back."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    reports = []
+    out, err = Console(), Console(stderr=True)
+    with err.status("starting") as status:
+        async for report in run(names, samples, options, lambda text: status.update(text)):
+            reports.append(report)
+            if not json:
+                out.print(table.render(report))
+    return reports
