@@ -183,7 +183,7 @@ class Trash:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.failures: list[str] = []
-        """The last refusals, for the node's status; at most 16."""
+        """The last things that could not be removed, at most 16; `empty` at the next start tries again."""
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._worker: threading.Thread | None = None
         self._lock = threading.Lock()

@@ -39,9 +39,9 @@ class LayerMounts:
         """Held and not used, the one unused longest first."""
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    async def acquire(self, digest: str) -> str:
-        """Use a layer; the key under which the fork server has it comes back. One mount at a time a layer: those who
-        come meanwhile wait for it.
+    async def acquire(self, digest: str) -> None:
+        """Use a layer: when this returns, the fork server has it, its digest being the key. One mount at a time a
+        layer: those who come meanwhile wait for it.
 
         :raises ImageNotFoundError: no such layer.
         :raises IntegrityError: its files are not what its digest says, or the kernel takes them for no image.
@@ -50,7 +50,7 @@ class LayerMounts:
         self._users[digest] = self._users.get(digest, 0) + 1
         self._idle.pop(digest, None)
         if digest in self._held and digest not in self._locks:
-            return digest
+            return
         try:
             async with _Turn(self._locks, digest):
                 if digest not in self._held:
@@ -59,7 +59,6 @@ class LayerMounts:
         except BaseException:
             self._count_down(digest)
             raise
-        return digest
 
     async def release(self, digest: str) -> None:
         """End one use. More releases than acquires are an error of the caller (`RuntimeError`)."""

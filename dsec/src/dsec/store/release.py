@@ -8,22 +8,29 @@ lies in the build's directory, which the store removes.
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
+import select
 import shutil
 import subprocess
 import threading
-import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import IO
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.errors import (
+    CapacityError,
+    DSecError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
 
 from .apt import AptSource
 
 _RELEASE = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_MAX_PACKAGES = 2000
 _KEPT_OUTPUT = 16 * 1024
 """Bytes of what mmdebstrap says that are kept, the last ones."""
 _IMAGE_KEYRINGS = "/usr/share/keyrings/"
@@ -35,23 +42,33 @@ _HOOKS = (
     'rm -f "$1/var/cache/ldconfig/aux-cache" "$1/var/log/apt/"* "$1/var/log/dpkg.log" "$1/var/log/alternatives.log"',
     'rm -f "$1/var/log/bootstrap.log" "$1/etc/resolv.conf" "$1/etc/hostname" "$1/var/lib/dbus/machine-id"',
 )
-_END_TIMEOUT_S = 30
+_TICK_S = 0.5
+_QUIET_S = 1800.0
+"""mmdebstrap without a byte of output for so long is taken for stuck."""
+_END_TIMEOUT_S = 30.0
 
 
 class ReleaseStream:
-    """The tar of a release being made. `file` is to be read to its end; then `finish` says how it went. Leaving the
-    `with` block earlier kills everything."""
+    """The tar of a release being made: a binary file object to be read to its end, after which `failure` says how it
+    went. Leaving the `with` block earlier kills everything.
+
+    While there is nothing to read, `tick` is called about twice a second; what it raises comes out of the read.
+    """
 
     def __init__(
-        self, release: str, sources: Sequence[AptSource], packages: Sequence[str], directory: str, epoch: int
+        self,
+        release: str,
+        sources: Sequence[AptSource],
+        packages: Sequence[str],
+        directory: str,
+        tick: Callable[[], None],
     ) -> None:
         _check(release, packages)
         self._release = release
         self._command = _command(release, sources, packages, directory)
-        self._environment = _environment(directory, epoch)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._environment = _environment(directory)
+        self._tick = tick
         self._said = bytearray()
-        self._listener: threading.Thread | None = None
 
     def __enter__(self) -> ReleaseStream:
         self._process = subprocess.Popen(
@@ -62,71 +79,79 @@ class ReleaseStream:
             env=self._environment,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out, self._err = self._process.stdout, self._process.stderr
         self._listener = threading.Thread(target=self._listen, name="dsec-mmdebstrap", daemon=True)
         self._listener.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        process = self._running()
-        if process.poll() is None:
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
             # `unshare --kill-child` passes it on to the first process of the namespace, and so to all
-            process.kill()
-        process.wait(_END_TIMEOUT_S)
-        assert process.stdout is not None
-        assert self._listener is not None
-        process.stdout.close()
+            self._process.kill()
+        self._process.wait(_END_TIMEOUT_S)
+        self._out.close()
         self._listener.join(_END_TIMEOUT_S)
 
-    @property
-    def file(self) -> IO[bytes]:
-        stdout = self._running().stdout
-        assert stdout is not None
-        return stdout
+    def read(self, size: int, /) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self.readinto(buffer)])
 
-    def kill(self) -> None:
-        """End it from another thread; the reader sees the end of the stream."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+    def readinto(self, buffer: Any, /) -> int:
+        self._wait_for_bytes()
+        return os.readv(self._out.fileno(), [buffer])
 
-    def failure(self) -> InvalidArgumentError | None:
+    def failure(self) -> DSecError | None:
         """After the stream's end: what went wrong, None when nothing."""
-        process = self._running()
-        deadline = time.monotonic() + _END_TIMEOUT_S
-        assert self._listener is not None
         try:
-            status = process.wait(_END_TIMEOUT_S)
+            status = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            status = process.wait(_END_TIMEOUT_S)
-        self._listener.join(max(0.0, deadline - time.monotonic()))
+            self._process.kill()
+            status = self._process.wait(_END_TIMEOUT_S)
         if status == 0:
             return None
+        self._listener.join(_END_TIMEOUT_S)
         said = bytes(self._said).decode("utf-8", "replace").strip()
-        telling = [line for line in said.splitlines() if line.startswith(("E:", "Err", "W:"))] or said.splitlines()
-        return InvalidArgumentError(
-            f"cannot build release {self._release}: mmdebstrap ended with {status}: {' | '.join(telling[-6:])[:2000]}",
-            release=self._release,
-            status=status,
-            output=said[-4000:],
+        return _error(self._release, status, said)
+
+    def _wait_for_bytes(self) -> None:
+        poll = select.poll()
+        poll.register(self._out.fileno(), select.POLLIN)
+        for _ in range(round(_QUIET_S / _TICK_S)):
+            if poll.poll(_TICK_S * 1000):
+                return
+            self._tick()
+        raise UnavailableError(
+            f"cannot build release {self._release}: mmdebstrap gave nothing for {_QUIET_S:g} s", release=self._release
         )
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise RuntimeError("the release stream is used outside its with block")
-        return self._process
-
     def _listen(self) -> None:
-        process = self._running()
-        assert process.stderr is not None
-        with process.stderr as stream:
+        with self._err as stream:
             while part := os.read(stream.fileno(), 8192):
                 self._said += part
                 del self._said[:-_KEPT_OUTPUT]
 
 
+def _error(release: str, status: int, said: str) -> DSecError:
+    errors = [line[:300] for line in said.splitlines() if line.startswith("E:")]
+    telling = errors[:3] or said.splitlines()[-4:]
+    text = f"cannot build release {release}: {' | '.join(telling)[:2000]} (mmdebstrap ended with {status})"
+    details = {"release": release, "status": status, "output": said[-4000:]}
+    if "No space left on device" in said:
+        return CapacityError(text, **details)
+    if "Unable to locate package" in said or "does not have a Release file" in said:
+        return InvalidArgumentError(text, **details)
+    return UnavailableError(text, **details)
+
+
 def _check(release: str, packages: Sequence[str]) -> None:
     if not _RELEASE.fullmatch(release):
         raise InvalidArgumentError(f"cannot build release {release[:80]!r}: not a release's name", field="source")
+    if len(packages) > _MAX_PACKAGES:
+        raise InvalidArgumentError(
+            f"cannot install {len(packages)} packages: name at most {_MAX_PACKAGES}", field="packages"
+        )
     for package in packages:
         if not _PACKAGE.fullmatch(package):
             raise InvalidArgumentError(f"cannot install {package[:80]!r}: not a package's name", field="packages")
@@ -148,12 +173,15 @@ def _command(release: str, sources: Sequence[AptSource], packages: Sequence[str]
         wanted.append("ca-certificates")
     command = ["setpriv", "--pdeathsig", "KILL"]
     command += ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    command += ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar"]
+    # the option stays in the image: there is nothing in a sandbox that a sync of every unpacked file could save
+    command += ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", "--dpkgopt=force-unsafe-io"]
     if wanted:
         command.append(f"--include={','.join(dict.fromkeys(wanted))}")
-    for source in sources:
-        if (key := source.keyring) is not None and not key.startswith(_IMAGE_KEYRINGS):
-            command.append(f'--setup-hook=mkdir -p "$1{os.path.dirname(key)}" && cp \'{key}\' "$1{key}"')
+    for number, key in enumerate(_foreign_keys(sources)):
+        # hooks are lines of shell: the path, which is the host's own, goes through a link with a plain name
+        link = os.path.join(directory, f"key{number}")
+        os.symlink(key, link)
+        command.append(f'--setup-hook=k=$(readlink {link}); mkdir -p "$1${{k%/*}}"; cp "$k" "$1$k"')
     command += [f"--customize-hook={hook}" for hook in _HOOKS]
     listing = os.path.join(directory, f"{release}.sources")
     with open(listing, "w", encoding="utf-8") as file:
@@ -161,19 +189,32 @@ def _command(release: str, sources: Sequence[AptSource], packages: Sequence[str]
     return [*command, release, "-", listing]
 
 
-def _environment(directory: str, epoch: int) -> dict[str, str]:
+def _foreign_keys(sources: Sequence[AptSource]) -> list[str]:
+    keys = [source.keyring for source in sources]
+    return [key for key in dict.fromkeys(keys) if key is not None and not key.startswith(_IMAGE_KEYRINGS)]
+
+
+def _environment(directory: str) -> dict[str, str]:
     temporary = os.path.join(directory, "tmp")
     os.mkdir(temporary, 0o755)
+    # apt fetches as a user of its own, who must be able to reach its directory
     os.chmod(directory, 0o755)
-    passed = {
-        k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
-    }
+    proxies = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C.UTF-8",
         "HOME": "/root",
         "TMPDIR": temporary,
         "DEBIAN_FRONTEND": "noninteractive",
-        "SOURCE_DATE_EPOCH": str(epoch),
-        **passed,
+        "SOURCE_DATE_EPOCH": str(_epoch()),
+        **{name: value for name, value in os.environ.items() if name.lower() in proxies},
     }
+
+
+def _epoch() -> int:
+    """Time of the files that the build itself makes: $SOURCE_DATE_EPOCH, else the start of the day (UTC)."""
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if given.isdigit():
+        return int(given)
+    today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return int(today.timestamp())

@@ -3,7 +3,8 @@
 A host has its controllers in v1 hierarchies (one mount a controller), in the one v2 hierarchy, or some in each
 (hybrid); `Hierarchies.detect` finds out. The pool keeps one directory in each hierarchy and below it one directory a
 sandbox, of the same name in each: `s0`, `s1`, ... A sandbox's PID 1 joins all of them and makes leaves below the
-memory one. On v2 the sandbox's directory itself hands no controller down, so that it may hold PID 1 and leaves at once.
+memory one. On v2 a directory that hands controllers down to its leaves may hold no process, so an idle one hands none
+down: PID 1 can join it, and then does with it what it likes.
 
 Directories are used again, because making them is the most expensive part and because on v1 a removed memory group
 lingers while pages are charged to it. What always holds: an idle directory is empty, has its counters reset, and

@@ -116,6 +116,9 @@ class Cgroup:
 
     def kill(self) -> None:
         """SIGKILL to everything in it. Only for what a crash left: otherwise all has ended with PID 1."""
+        for path, version, _ in self.places:
+            if version == 2 and os.path.exists(f"{path}/cgroup.kill"):
+                _write(path, "cgroup.kill", "1")
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
@@ -128,12 +131,14 @@ class Cgroup:
 
     def clear_leaves(self) -> bool:
         """Remove the leaves; False when processes are left anywhere in the group."""
-        for path in self.paths:
+        for path, version, _ in self.places:
             for leaf in _leaves(path):
                 if not _rmdir(leaf):
                     return False
             if _pids(path):
                 return False
+            if version == 2 and (handed := _handed_down(path)):
+                _write(path, "cgroup.subtree_control", " ".join(f"-{name}" for name in handed))
         return True
 
     def remove(self) -> bool:
@@ -258,6 +263,16 @@ def _pids(directory: str) -> list[int]:
         return [int(pid) for pid in _read(directory, "cgroup.procs").split()]
     except KernelError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV):
+            return []
+        raise
+
+
+def _handed_down(path: str) -> list[str]:
+    """Controllers that a v2 directory gives to its children."""
+    try:
+        return _read(path, "cgroup.subtree_control").split()
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
             return []
         raise
 
