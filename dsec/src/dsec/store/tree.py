@@ -132,7 +132,7 @@ class Tree:
 
         Holds for a directory that is put there later, too.
         """
-        self._siblings(path)
+        self._siblings(path, path)
         self._hiding.add(path)
         node = self.get(path)
         assert node is not None
@@ -167,10 +167,10 @@ class Tree:
         if name in (b"", b".", b"..") or b"\0" in name or path.startswith(b"/"):
             raise invalid(path, f"{name!r} is not a name")
         siblings = self._directories.get(parent)
-        return (self._siblings(parent) if siblings is None else siblings), name
+        return (self._siblings(parent, path) if siblings is None else siblings), name
 
-    def _siblings(self, directory: bytes) -> dict[bytes, Node]:
-        """Children of `directory`, made with its missing parents if need be."""
+    def _siblings(self, directory: bytes, member: bytes) -> dict[bytes, Node]:
+        """Children of `directory`, made with its missing parents if need be. `member` is for messages."""
         missing: list[bytes] = []
         while (found := self._directories.get(directory)) is None:
             missing.append(directory)
@@ -179,7 +179,7 @@ class Tree:
             old = None if siblings is None else siblings.get(name)
             if old is not None and not (directory in self._hiding and _is_whiteout(old)):
                 kind = "a symbolic link" if stat.S_ISLNK(old.mode) else "not a directory"
-                raise invalid(missing[0], f"lies below {printable(directory)}, which is {kind}")
+                raise invalid(member, f"lies in or below {printable(directory)}, which is {kind}")
             directory = parent
         for path in reversed(missing):
             self.insert(path, Node(stat.S_IFDIR | 0o755))

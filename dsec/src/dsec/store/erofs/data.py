@@ -88,6 +88,9 @@ class DataFile:
 
     def finish(self) -> int:
         """Hand over what is still open and return the data file's length in bytes: whole blocks, at least one."""
+        if self._open and self._open[-1].index == self._chunks - 1 and not self._open[-1].fill:
+            self._open.pop()
+            self._chunks -= 1
         if not self._chunks:
             self._begin()
         size = self._chunks * STORE_CHUNK_SIZE
@@ -158,7 +161,10 @@ class DataFile:
                     self._writer.submit(chunk.index, chunk.buffer, STORE_CHUNK_SIZE)
                     chunk = None
         if chunk is not None:
-            self._keep(chunk)
+            if chunk.fill:
+                self._keep(chunk)
+            else:
+                self._chunks -= 1
         return tuple(found.runs)
 
     def _place_huge(self, path: bytes, content: Content, size: int) -> tuple[Run, ...]:

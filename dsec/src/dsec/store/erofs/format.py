@@ -95,7 +95,7 @@ def decode_device(number: int) -> tuple[int, int]:
     return (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
 
 
-def crc32c(data: bytes | memoryview) -> int:
+def crc32c(data: bytes | bytearray | memoryview) -> int:
     """CRC-32C as the superblock wants it: begun with all ones, not inverted at the end."""
     crc = 0xFFFFFFFF
     for byte in data:

@@ -2,18 +2,21 @@
 where the input has them in that order. File contents are streamed: an entry's `content` is valid only until the next
 entry is asked for, and nothing is unpacked to disk.
 
-`directory` reads a directory by descriptors, `tar` a tar stream, compressed or not.
+`directory` reads a directory by descriptors, `tar` a tar stream, compressed or not; `memory` has what code made.
 """
 
 from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source, SourceItem, Whiteout
 from dsec.store.sources.directory import DirectorySource
+from dsec.store.sources.memory import BytesContent, MemorySource
 from dsec.store.sources.tar import TarSource
 
 __all__ = [
+    "BytesContent",
     "Content",
     "DirectorySource",
     "Entry",
     "HardLink",
+    "MemorySource",
     "Opaque",
     "Source",
     "SourceItem",

@@ -128,8 +128,9 @@ class _Walk:
         self._stack.append(directory)
         if len(self._stack) > MAX_OPEN_LEVELS:
             above = self._stack[-MAX_OPEN_LEVELS - 1]
-            os.close(above.fd)
-            above.fd = -1
+            if above.fd >= 0:
+                os.close(above.fd)
+                above.fd = -1
         status = os.fstat(fd)
         directory.identity = (status.st_dev, status.st_ino)
         if status.st_dev != self._device:

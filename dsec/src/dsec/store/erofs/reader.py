@@ -1,0 +1,213 @@
+"""Reading back an image that this package wrote: for checks and inspection without mounting.
+
+Reads what `metadata` writes and nothing more: no compression, one extra device. Every offset is checked, so a damaged
+image gives `IntegrityError`, not nonsense.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsec.store.erofs import format as disk
+from dsec.store.erofs.format import BLOCK_BITS, BLOCK_SIZE, SLOT_SIZE
+from dsec.store.tree import Node, Run, Xattrs
+from libdsec.protocol.errors import IntegrityError
+
+_PREFIXES = {number: prefix for prefix, number in disk.XATTR_PREFIXES}
+
+
+@dataclass(slots=True)
+class _Raw:
+    """An inode's fields, and where its attributes and what follows them begin."""
+
+    nid: int
+    layout: int
+    union: int
+    number: int
+    area: int
+    behind: int
+
+
+class Image:
+    """A metadata image in memory. `data_blocks` is the data file's length in blocks as the image states it."""
+
+    def __init__(self, image: bytes | bytearray | memoryview) -> None:
+        self._image = memoryview(image)
+        if len(image) < BLOCK_SIZE or len(image) % BLOCK_SIZE:
+            raise IntegrityError(f"cannot read layer: an image of {len(image)} bytes")
+        fields = disk.SUPERBLOCK.unpack_from(image, disk.SUPERBLOCK_OFFSET)
+        if fields[0] != disk.MAGIC:
+            raise IntegrityError("cannot read layer: not an EROFS image")
+        first = bytearray(self._image[disk.SUPERBLOCK_OFFSET : BLOCK_SIZE])
+        disk.CHECKSUM.pack_into(first, 4, 0)
+        if disk.crc32c(first) != fields[1]:
+            raise IntegrityError("cannot read layer: the superblock does not match its checksum")
+        self.root_nid: int = fields[5]
+        self.inodes: int = fields[6]
+        self._epoch_ns: int = fields[7] * 1_000_000_000 + fields[8]
+        self._shared: int = fields[11] * BLOCK_SIZE
+        self.uuid: bytes = fields[12]
+        self.data_blocks: int = disk.DEVICE_SLOT.unpack_from(image, disk.DEVICE_TABLE_OFFSET)[1]
+
+    def walk(self) -> Iterator[tuple[bytes, Node, int]]:
+        """Every name with its node and inode number, directories before what is in them; the root is `b""`.
+
+        Names of one inode share one `Node`; `nlink` is what the image says. `children` of directories stay empty.
+        """
+        nodes: dict[int, tuple[Node, int]] = {}
+        pending = [(b"", self.root_nid)]
+        seen: set[int] = set()
+        while pending:
+            path, nid = pending.pop()
+            known = nodes.get(nid)
+            if known is None:
+                known = nodes[nid] = self._node(nid)
+            yield path, *known
+            if stat.S_ISDIR(known[0].mode):
+                if nid in seen:
+                    raise IntegrityError(f"cannot read layer: directory {nid} has two names")
+                seen.add(nid)
+                prefix = path + b"/" if path else b""
+                children = [(name, child) for name, child in self.list(nid) if name not in (b".", b"..")]
+                pending.extend((prefix + name, child) for name, child in reversed(children))
+
+    def list(self, nid: int) -> list[tuple[bytes, int]]:
+        """A directory's (name, nid) pairs in the order on disk, `.` and `..` among them."""
+        raw, node = self._inode(nid)
+        found: list[tuple[bytes, int]] = []
+        content = self._content(raw, node.size)
+        for start in range(0, len(content), BLOCK_SIZE):
+            block = content[start : start + BLOCK_SIZE]
+            found.extend(_entries(block))
+        return found
+
+    def _node(self, nid: int) -> tuple[Node, int]:
+        raw, node = self._inode(nid)
+        kind = node.mode & 0o170000
+        node.xattrs = self._xattrs(raw)
+        if kind == stat.S_IFLNK:
+            node.target = self._content(raw, node.size)
+        elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+            node.rdev = os.makedev(*disk.decode_device(raw.union))
+        elif kind == stat.S_IFREG and node.size:
+            node.runs = self._runs(raw, node.size)
+        return node, raw.number
+
+    def _inode(self, nid: int) -> tuple[_Raw, Node]:
+        offset = nid * SLOT_SIZE
+        self._slice(offset, disk.EXTENDED_INODE.size if self._slice(offset, 2)[0] & 1 else disk.COMPACT_INODE.size)
+        layout = self._image[offset]
+        if layout & 1:
+            fields = disk.EXTENDED_INODE.unpack_from(self._image, offset)
+            _, slots, mode, _, size, union, number, uid, gid, seconds, nanoseconds, links, _ = fields
+            mtime = seconds * 1_000_000_000 + nanoseconds
+            area = offset + disk.EXTENDED_INODE.size
+        else:
+            fields = disk.COMPACT_INODE.unpack_from(self._image, offset)
+            _, slots, mode, links, size, _, union, number, uid, gid, _ = fields
+            mtime = self._epoch_ns
+            area = offset + disk.COMPACT_INODE.size
+        node = Node(mode, uid=uid, gid=gid, mtime_ns=mtime)
+        node.size = size
+        node.nlink = links
+        behind = area + (disk.XATTR_HEADER.size + 4 * (slots - 1) if slots else 0)
+        return _Raw(nid, layout >> 1, union, number, area, behind), node
+
+    def _content(self, raw: _Raw, size: int) -> bytes:
+        """Bytes that the image itself holds: of a directory or a link."""
+        start = raw.union * BLOCK_SIZE
+        if raw.layout == disk.LAYOUT_PLAIN:
+            return bytes(self._slice(start, size))
+        if raw.layout != disk.LAYOUT_INLINE:
+            raise IntegrityError(f"cannot read layer: inode {raw.nid} has layout {raw.layout}")
+        tail = (size - 1) % BLOCK_SIZE + 1
+        if raw.behind // BLOCK_SIZE != (raw.behind + tail - 1) // BLOCK_SIZE:
+            raise IntegrityError(f"cannot read layer: what is inline in inode {raw.nid} crosses a block")
+        whole = bytes(self._slice(start, size - tail)) if size > tail else b""
+        return whole + bytes(self._slice(raw.behind, tail))
+
+    def _runs(self, raw: _Raw, size: int) -> tuple[Run, ...]:
+        if raw.layout != disk.LAYOUT_CHUNKS or not raw.union & disk.CHUNK_FORMAT_INDEXES:
+            raise IntegrityError(f"cannot read layer: file {raw.nid} is not in chunks")
+        bits = raw.union & disk.MAX_CHUNK_BITS
+        blocks = (size + BLOCK_SIZE - 1) >> BLOCK_BITS
+        position = disk.round_up(raw.behind, disk.CHUNK_INDEX.size)
+        table = self._slice(position, disk.CHUNK_INDEX.size * -(-blocks >> bits))
+        runs: list[Run] = []
+        for number, (_, device, block) in enumerate(disk.CHUNK_INDEX.iter_unpack(table)):
+            if block == disk.NULL_BLOCK:
+                continue
+            first = number << bits
+            count = min(1 << bits, blocks - first)
+            if device != disk.DATA_DEVICE or block + count > self.data_blocks:
+                raise IntegrityError(f"cannot read layer: file {raw.nid} has a chunk at {device}:{block}")
+            if runs and runs[-1][0] + runs[-1][2] == first and runs[-1][1] + runs[-1][2] == block:
+                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + count)
+            else:
+                runs.append((first, block, count))
+        return tuple(runs)
+
+    def _xattrs(self, raw: _Raw) -> Xattrs:
+        if raw.area == raw.behind:
+            return ()
+        area = self._slice(raw.area, raw.behind - raw.area)
+        _, shared, _ = disk.XATTR_HEADER.unpack_from(area)
+        found: list[tuple[bytes, bytes]] = []
+        position = disk.XATTR_HEADER.size
+        for _ in range(shared):
+            start = self._shared + 4 * int.from_bytes(area[position : position + 4], "little")
+            found.append(self._xattr(self._image[start:])[0])
+            position += 4
+        while position < len(area):
+            pair, length = self._xattr(area[position:])
+            found.append(pair)
+            position += length
+        return tuple(sorted(found))
+
+    def _xattr(self, entry: memoryview) -> tuple[tuple[bytes, bytes], int]:
+        name_length, prefix, value_length = disk.XATTR_ENTRY.unpack_from(entry)
+        start = disk.XATTR_ENTRY.size
+        end = start + name_length + value_length
+        if end > len(entry):
+            raise IntegrityError("cannot read layer: an attribute leaves its area")
+        name = _PREFIXES[prefix] + bytes(entry[start : start + name_length])
+        return (name, bytes(entry[start + name_length : end])), disk.round_up(end, 4)
+
+    def _slice(self, start: int, length: int) -> memoryview:
+        if start + length > len(self._image):
+            raise IntegrityError(f"cannot read layer: bytes {start} to {start + length} are outside the image")
+        return self._image[start : start + length]
+
+
+def read_file(data_fd: int, node: Node) -> Iterator[bytes]:
+    """The contents of a regular file from the data file, in pieces of at most 1 MiB."""
+    position = 0
+    for first, block, count in node.runs:
+        yield from _zeros(first * BLOCK_SIZE - position)
+        position = first * BLOCK_SIZE
+        end = min(position + count * BLOCK_SIZE, node.size)
+        offset = block * BLOCK_SIZE - position
+        while position < end:
+            piece = os.pread(data_fd, min(end - position, 1 << 20), offset + position)
+            if not piece:
+                raise IntegrityError("cannot read layer: the data file is too short")
+            yield piece
+            position += len(piece)
+    yield from _zeros(node.size - position)
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    while count > 0:
+        yield bytes(min(count, 1 << 20))
+        count -= 1 << 20
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, int]]:
+    count = disk.DIRENT.unpack_from(block)[1] // disk.DIRENT.size
+    entries = [disk.DIRENT.unpack_from(block, disk.DIRENT.size * i) for i in range(count)]
+    for (nid, offset, _, _), following in zip(entries, [*entries[1:], None], strict=True):
+        end = following[1] if following is not None else len(block)
+        yield bytes(block[offset:end]).rstrip(b"\0"), nid
