@@ -317,10 +317,8 @@ _GNU_FORMS = [
 
 @pytest.mark.parametrize("options", _GNU_FORMS, ids=" ".join)
 def test_what_gnu_tar_writes(build: Build, tmp_path: Path, options: list[str]) -> None:
-    if (
-        shutil.which("tar") is None
-        or b"GNU tar" not in subprocess.run(["tar", "--version"], capture_output=True).stdout
-    ):
+    tar = shutil.which("tar")
+    if tar is None or b"GNU tar" not in subprocess.run([tar, "--version"], capture_output=True, check=True).stdout:
         pytest.skip("no GNU tar")
     top = tmp_path / "top"
     top.mkdir()
