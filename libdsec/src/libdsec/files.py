@@ -85,6 +85,7 @@ class Files:
         return answer.stdout
 
     async def read_text(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The contents of a text file."""
         return (await self.read(path)).decode(encoding, errors)
 
     async def write(

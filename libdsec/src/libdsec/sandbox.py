@@ -17,7 +17,7 @@ from .protocol.frames import STDERR, STDOUT
 from .protocol.spec import SandboxInfo
 from .session import ANSWER_GRACE_S, Session
 
-_NO_ENV: Mapping[str, str] = {}
+NO_ENV: Mapping[str, str] = {}
 _LIMIT = OutputLimit()
 
 
@@ -38,7 +38,7 @@ class Sandbox:
         *,
         timeout: float | None = None,
         cwd: str | None = None,
-        env: Mapping[str, str] = _NO_ENV,
+        env: Mapping[str, str] = NO_ENV,
         user: str | int | None = None,
         stdin: bytes | None = None,
         limit: OutputLimit = _LIMIT,
@@ -55,7 +55,7 @@ class Sandbox:
         *,
         timeout: float | None = None,
         cwd: str | None = None,
-        env: Mapping[str, str] = _NO_ENV,
+        env: Mapping[str, str] = NO_ENV,
         user: str | int | None = None,
         stdin: bytes | None = None,
         limit: OutputLimit = _LIMIT,
@@ -96,7 +96,7 @@ class Sandbox:
         *,
         timeout: float | None = None,
         cwd: str | None = None,
-        env: Mapping[str, str] = _NO_ENV,
+        env: Mapping[str, str] = NO_ENV,
         user: str | int | None = None,
         stdin: bool = False,
         pty: bool = False,
@@ -127,7 +127,7 @@ class Sandbox:
         self,
         *,
         shell: Sequence[str] = ("/bin/sh",),
-        env: Mapping[str, str] = _NO_ENV,
+        env: Mapping[str, str] = NO_ENV,
         cwd: str | None = None,
         user: str | int | None = None,
     ) -> Session:

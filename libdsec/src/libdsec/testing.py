@@ -8,8 +8,8 @@
 
         async with DSecClient(endpoint=server) as client: ...
 
-It keeps the rules of docs/wire.md as a server does (hello, windows, credit, one end a call) and fails loudly when the
-client breaks one.
+`listen` puts it at a Unix socket instead, for clients elsewhere. It keeps the rules of docs/wire.md as a server does
+(hello, windows, credit, one end a call) and fails loudly when the client breaks one.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class FakeServer:
         self._handlers: dict[str, Handler] = {}
         self._peers: list[_Peer] = []
         self._tasks: asyncio.TaskGroup
+        self._listener: asyncio.Server | None = None
         self.calls: list[tuple[str, Any]] = []
         """Every call that came, in order, with its request."""
         self.canceled: list[int] = []
@@ -132,12 +133,18 @@ class FakeServer:
             raise UnavailableError("cannot reach the fake server: it is set to be unreachable")
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        _, peer = await loop.create_connection(lambda: _Peer(self), sock=ours)
-        self._peers.append(peer)
-        self.connections += 1
+        await loop.create_connection(lambda: _Peer(self), sock=ours)
         _, connection = await loop.create_connection(lambda: Connection(loop, "the fake server"), sock=theirs)
         await connection.hello(timeout)
         return connection
+
+    async def listen(self, path: str) -> None:
+        """Accept connections at a Unix socket too."""
+        self._listener = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), path)
+
+    def accept(self, peer: _Peer) -> None:
+        self._peers.append(peer)
+        self.connections += 1
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
@@ -146,6 +153,8 @@ class FakeServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._listener is not None:
+            self._listener.close()
         self.drop()
         await self._tasks.__aexit__(kind, error, trace)
 
@@ -181,6 +190,7 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._server.accept(self)
         hello = Hello(self._server.generation, "apiserver", version="fake")
         self.send(encode(Kind.HELLO, 0, msgspec.msgpack.encode(hello)))
 

@@ -1,9 +1,11 @@
-"""Runs a coroutine against a fake server: `with_fake(script, use)`."""
+"""Fake servers for coroutines (`with_fake`) and for code elsewhere (`fake_node`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,8 @@ Use = Callable[[FakeServer, DSecClient], Awaitable[None]]
 
 @pytest.fixture
 def with_fake() -> Callable[[Use], None]:
+    """Runs a coroutine with a fake server in memory and a client of it."""
+
     def run(use: Use) -> None:
         async def main() -> None:
             async with asyncio.timeout(30), FakeServer() as server, DSecClient(endpoint=server) as client:
@@ -23,3 +27,27 @@ def with_fake() -> Callable[[Use], None]:
         asyncio.run(main())
 
     return run
+
+
+@pytest.fixture
+def fake_node(tmp_path: Path) -> Iterator[FakeServer]:
+    """A fake server in a thread of its own, at `url`."""
+    server = FakeServer()
+    server.url = f"unix://{tmp_path}/api.sock"  # type: ignore[attr-defined]
+    ready, over = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        async with server:
+            await server.listen(f"{tmp_path}/api.sock")
+            loops.append(asyncio.get_running_loop())
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(10)
+    yield server
+    loops[0].call_soon_threadsafe(over.set)
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,69 @@
+"""A sandbox, blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from .. import sandbox as aio
+from .files import Files
+from .portal import Portal, Twin, blocking
+from .process import Process
+from .session import Session
+
+
+class Sandbox(Twin):
+    """A handle: it holds the sandbox's id and nothing of its state. As `with` it stops the sandbox at the end."""
+
+    def __init__(self, portal: Portal, twin: aio.Sandbox) -> None:
+        super().__init__(portal, twin)
+        self.id = twin.id
+        self.files = Files(portal, twin.files)
+
+    run_shell = blocking(aio.Sandbox.run_shell)
+    run = blocking(aio.Sandbox.run)
+    info = blocking(aio.Sandbox.info)
+    logs = blocking(aio.Sandbox.logs)
+    stop = blocking(aio.Sandbox.stop)
+
+    def exec_stream(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] = aio.NO_ENV,
+        user: str | int | None = None,
+        stdin: bool = False,
+        pty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+    ) -> Process:
+        """Start a program and speak with it while it runs. `pty` gives it a terminal, all of whose output is stdout.
+
+        Whether it could be started is told by its streams and by `wait`.
+        """
+        starting = self._twin.exec_stream(
+            argv, timeout=timeout, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, rows=rows, cols=cols
+        )
+        return Process(self._portal, self._portal.call(starting))
+
+    def session(
+        self,
+        *,
+        shell: Sequence[str] = ("/bin/sh",),
+        env: Mapping[str, str] = aio.NO_ENV,
+        cwd: str | None = None,
+        user: str | int | None = None,
+    ) -> Session:
+        """A persistent shell, opened by `with` or `open()`."""
+        return Session(self._portal, self._twin.session(shell=shell, env=env, cwd=cwd, user=user))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._twin.__aexit__(kind, error, trace))
