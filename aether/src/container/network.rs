@@ -1,0 +1,33 @@
+//! The sandbox's network: loopback, and what its root user expects to be allowed on it.
+//!
+//! The network namespace belongs to the host's user namespace, so root inside has no capability over it: ports below
+//! 1024 and ping sockets are opened to everyone inside instead.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{openat, Mode, OFlags};
+use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
+
+use super::steps::{During, Failure, Stage};
+use crate::fork_server::plan::{Plan, ID_RANGE};
+use crate::sys::{self, KernelError, On};
+
+/// Bring loopback up and open the ports. `proc` is a procfs on which nothing is protected yet.
+pub fn configure(plan: &Plan, proc: &OwnedFd) -> Result<(), Failure> {
+    let configure = || {
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .on("open", "a socket for the loopback interface")?;
+        sys::bring_up(&socket, c"lo").on("bring up", "lo")?;
+        write_setting(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+        let groups = format!("{} {}", plan.id_base, plan.id_base + ID_RANGE - 1);
+        write_setting(proc, "sys/net/ipv4/ping_group_range", &groups)
+    };
+    configure().during(Stage::Network)
+}
+
+fn write_setting(proc: &OwnedFd, path: &str, value: &str) -> Result<(), KernelError> {
+    let target = || format!("/proc/{path}");
+    let file = openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).on("open", target())?;
+    rustix::io::write(&file, value.as_bytes()).on("write to", target())?;
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! A create from its plan to its answer, and the end of a sandbox.
+//!
+//! `create` clones; `child_reported` hears how the child's own work went; `child_died` follows for every child, sooner
+//! or later. A failed create is answered in the last, when nothing of it is left.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+use rustix::pipe::{pipe_with, PipeFlags};
+use rustix::process::Pid;
+use serde::Serialize;
+
+use super::children::{self, Making, Sandbox, CREATE_DEADLINE, MAX_SANDBOXES};
+use super::connection::Origin;
+use super::methods::{invalid, made, resources, result};
+use super::plan::Plan;
+use super::server::{unwatch, Server};
+use crate::container;
+use crate::container::steps::Failure;
+use crate::sys::{self, Forked, KernelError, On};
+use crate::wire::{self, Empty, ErrorBody, Frame, Kind};
+
+/// A report is one packed map with a message that names at most a path.
+const MAX_REPORT: usize = 16 * 1024;
+
+#[derive(Serialize)]
+struct Exited<'a> {
+    event: &'static str,
+    id: &'a str,
+    status: i32,
+}
+
+impl Server {
+    /// Start a create; it is answered when the child has reported or died.
+    pub(super) fn create(&mut self, origin: Origin, plan: Plan) -> Result<(), ErrorBody> {
+        plan.check().map_err(|reason| invalid("the plan", &reason))?;
+        let id = &plan.id;
+        if self.children.knows(id) {
+            return Err(ErrorBody::new("already_exists", format!("cannot create sandbox {id:?}: it is running")));
+        }
+        if let Some(key) = self.layers.unknown(&plan.layers) {
+            let message = format!("cannot create sandbox {id:?}: layer {key:?} is not held; hold it first");
+            return Err(ErrorBody::new("not_found", message).with("layer", key));
+        }
+        if self.children.len() >= MAX_SANDBOXES {
+            return Err(ErrorBody::new("capacity", format!("cannot create a sandbox: {MAX_SANDBOXES} are running")));
+        }
+        let sandbox = self.start(origin, plan).map_err(|error| resources(&error))?;
+        self.layers.acquire(&sandbox.layers);
+        let started = sandbox.making.as_ref().map(|making| self.watch_report(sandbox.pid, &making.report));
+        let pid = sandbox.pid;
+        self.children.insert(sandbox);
+        if let Some(Err(errno)) = started {
+            self.end_making(pid, failure("fork", errno, "cannot watch the new process"));
+        }
+        Ok(())
+    }
+
+    /// Clone the child, which never comes back from here.
+    fn start(&self, origin: Origin, plan: Plan) -> Result<Sandbox, KernelError> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, inits) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).on("make", "a channel")?;
+        let (report, reporter) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).on("make", "a pipe")?;
+        // SAFETY: this process has one thread.
+        match unsafe { sys::fork_into_pid_namespace() }.on("clone", "a process in a new pid namespace")? {
+            Forked::Child => {
+                let layers = self.layers.mounts(&plan.layers);
+                container::become_init(&plan, &self.node, &layers, inits, reporter)
+            }
+            Forked::Parent { pid, pidfd } => {
+                // a child that has died already is still there to be read until it is reaped
+                let start_time = children::start_time(pid).map_err(|error| {
+                    self.discard(pid);
+                    error
+                })?;
+                let deadline = Instant::now() + CREATE_DEADLINE;
+                let making = Making { origin, report, pidfd, deadline, failure: None };
+                Ok(Sandbox {
+                    id: plan.id,
+                    pid,
+                    start_time,
+                    channel: ours,
+                    layers: plan.layers,
+                    making: Some(Box::new(making)),
+                    kill_origins: vec![],
+                })
+            }
+        }
+    }
+
+    /// The report of a child is there, or its end.
+    pub(super) fn child_reported(&mut self, pid: Pid) {
+        let Some(making) = self.children.by_pid(pid).and_then(|sandbox| sandbox.making.as_ref()) else { return };
+        let mut buffer = vec![0; MAX_REPORT];
+        let heard = match rustix::io::read(&making.report, &mut buffer) {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(errno) => Err(failure("report", errno, "cannot hear the new process")),
+            Ok(0) => Err(failure("report", Errno::PIPE, "the new process ended without a report")),
+            Ok(size) => match wire::unpack::<Option<Failure>>(&buffer[..size]) {
+                Ok(None) => Ok(()),
+                Ok(Some(failure)) => Err(failure),
+                Err(error) => Err(failure("report", Errno::PROTO, &error.0)),
+            },
+        };
+        match heard {
+            Ok(()) => self.finish_making(pid),
+            Err(failure) => self.end_making(pid, failure),
+        }
+    }
+
+    fn finish_making(&mut self, pid: Pid) {
+        let Some(sandbox) = self.children.by_pid(pid) else { return };
+        let Some(making) = sandbox.making.take() else { return };
+        let Making { origin, report, pidfd, .. } = *making;
+        let answer = made(origin, sandbox, pidfd);
+        unwatch(&self.epoll, &report);
+        if answer.is_err() {
+            self.discard(pid);
+        }
+        self.answer(origin, answer);
+    }
+
+    /// End a child that will never be a sandbox, or one that its edge was not told of.
+    fn discard(&self, pid: Pid) {
+        if let Err(error) = children::kill(pid) {
+            eprintln!("aether: {error}");
+        }
+    }
+
+    /// Remember why a create fails, and see to it that its process ends; the answer follows then.
+    fn end_making(&mut self, pid: Pid, failure: Failure) {
+        let Some(making) = self.children.by_pid(pid).and_then(|sandbox| sandbox.making.as_mut()) else { return };
+        // the first reason is the cause of those that follow
+        making.failure.get_or_insert(failure);
+        unwatch(&self.epoll, &making.report);
+        self.discard(pid);
+    }
+
+    pub(super) fn kill_overdue(&mut self, now: Instant) -> Result<(), KernelError> {
+        while let Some(sandbox) = self.children.overdue(now) {
+            let message = format!("cannot make the sandbox in {} s", CREATE_DEADLINE.as_secs());
+            let pid = sandbox.pid;
+            self.end_making(pid, failure("deadline", Errno::TIMEDOUT, &message));
+        }
+        Ok(())
+    }
+
+    /// A reaped child: answer whoever waits for it, and tell the edge of a sandbox that it knew.
+    pub(super) fn child_died(&mut self, sandbox: Sandbox, status: i32) {
+        self.layers.release(&sandbox.layers);
+        match sandbox.making {
+            Some(making) => {
+                unwatch(&self.epoll, &making.report);
+                let unsaid = || failure("report", Errno::PIPE, &format!("the new process ended with status {status:#x}"));
+                let cause = making.failure.or_else(|| last_words(&making.report)).unwrap_or_else(unsaid);
+                self.answer(making.origin, Err(create_error(&sandbox.id, &cause)));
+            }
+            None => {
+                let exited = Exited { event: "exited", id: &sandbox.id, status };
+                self.tell_edge(Frame::message(Kind::Event, 0, &exited));
+            }
+        }
+        for origin in sandbox.kill_origins {
+            self.answer(origin, result(origin, &Empty {}, vec![]));
+        }
+        if let Some(origin) = self.shutdown.filter(|_| self.children.len() == 0) {
+            self.answer(origin, result(origin, &Empty {}, vec![]));
+        }
+    }
+}
+
+/// What a child that is dead had reported before, when its death was heard of first.
+fn last_words(report: &OwnedFd) -> Option<Failure> {
+    let mut buffer = vec![0; MAX_REPORT];
+    let size = rustix::io::read(report, &mut buffer).ok()?;
+    wire::unpack::<Option<Failure>>(&buffer[..size]).ok()?
+}
+
+fn failure(stage: &str, errno: Errno, message: &str) -> Failure {
+    Failure { stage: stage.into(), errno: errno.raw_os_error(), message: message.into() }
+}
+
+/// Out of something is for another node to try; anything else is this sandbox's own failure.
+fn create_error(id: &str, cause: &Failure) -> ErrorBody {
+    let scarce = [Errno::NOMEM, Errno::NOSPC, Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::USERS, Errno::DQUOT];
+    let code = match Errno::from_raw_os_error(cause.errno) {
+        errno if scarce.contains(&errno) => "capacity",
+        Errno::TIMEDOUT if cause.stage == "deadline" => "deadline_exceeded",
+        _ => "sandbox_failed",
+    };
+    ErrorBody::new(code, format!("cannot create sandbox {id:?}: {cause}"))
+        .with("stage", cause.stage.as_str())
+        .with("errno", cause.errno)
+}
