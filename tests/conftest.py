@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,40 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if _promised(need):
                 pytest.fail(f"this machine was promised to have {need!r} and has not", pytrace=False)
             pytest.skip(f"needs {need}")
+
+
+def _dsec(environment: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dsec", *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, f"dsec {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def node_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A node of this test run's own, with the image of the host's distribution, as environment variables.
+
+    Its images are kept in build/ between runs, since building one is slow; all else goes at the end.
+    """
+    binary = aether_binary()
+    assert binary is not None, "the aether binary is missing: `make setup` builds it"
+    run_dir = tmp_path_factory.mktemp("node") / "run"
+    environment = {
+        "DSEC_STATE_DIR": str(REPOSITORY / "build" / "test-node"),
+        "DSEC_RUN_DIR": str(run_dir),
+        "DSEC_AETHER": str(binary),
+        "DSEC_URL": "",
+    }
+    _dsec(environment, "serve", "--background")
+    try:
+        _dsec(environment, "image", "build", "--if-missing")
+        environment["DSEC_IMAGE"] = _dsec(environment, "image", "ls", "--quiet").split()[0]
+        yield environment
+    finally:
+        _dsec(environment, "serve", "--stop")
