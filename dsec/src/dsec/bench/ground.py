@@ -80,7 +80,7 @@ async def _build(client: DSecClient, image: HostImage, users: Path, where: Path,
             f"cannot measure with {image.ref}: there is none in {users}; `dsec image ls` lists all"
         )
     say(f"building image {image.ref}")
-    await client.build_image(image.ref, image.source)
+    await client.build_image(image.ref, image.source, packages=image.packages)
 
 
 @contextlib.asynccontextmanager

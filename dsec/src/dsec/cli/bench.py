@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dsec.bench import page, table
+from dsec.bench import page, table, words
 from dsec.bench.figures import Report
 from dsec.bench.ground import Options
 from dsec.bench.run import BENCHES, run
@@ -22,6 +22,7 @@ from .output import emit
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
+    add_completion=False,
     help="Measure the floor, the other runtimes and DSec in turn, in one run.",
 )
 
@@ -37,9 +38,10 @@ _PAGE = Path("docs/performance.md")
 
 
 def _register(name: str) -> None:
-    @app.command(
-        name, help=(BENCHES[name].__doc__ or "").replace("\n\n", "\0").replace("\n", " ").replace("\0", "\n\n")
-    )
+    paragraphs = (BENCHES[name].__doc__ or "").split("\n\n")
+    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+    @app.command(name, help=text, short_help=words.ABOUT[name])
     def one(
         samples: Samples = None,
         json: JsonOption = False,

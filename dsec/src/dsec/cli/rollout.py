@@ -161,7 +161,7 @@ async def _image(client: DSecClient, named: str | None, build: bool) -> str:
         remedy = f"make it with `dsec image build {image.ref}`" + (", or add --build" if image.source else "")
         raise ImageNotFoundError(f"cannot run rollouts in {image.ref}: there is no such image", remedy=remedy)
     with shown(image.ref) as progress:
-        await client.build_image(image.ref, image.source, progress=progress)
+        await client.build_image(image.ref, image.source, packages=image.packages, progress=progress)
     return image.ref
 
 

@@ -14,6 +14,7 @@ class HostImage(msgspec.Struct, frozen=True):
     """`debian:12`."""
     source: str
     """What it is built from: `release:bookworm`."""
+    packages: tuple[str, ...] = ("python3",)
 
 
 def host_image() -> HostImage:
