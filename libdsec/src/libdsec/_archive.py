@@ -64,7 +64,7 @@ def unpack(source: int, directory: str, max_bytes: int) -> Transfer:
                         unpacking.add(info, archive.extractfile(info) if info.isreg() else None)
                         archive.members = []  # type: ignore[attr-defined]  # it would keep every header
                     unpacking.finish()
-        except tarfile.TarError as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise WireError(f"cannot unpack the archive: {error}") from None
         except OSError as error:
             raise FileOperationError(

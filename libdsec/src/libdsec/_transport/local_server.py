@@ -11,7 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from ..protocol.errors import PermissionDeniedError, UnavailableError
 from .connection import Connection
@@ -30,8 +30,10 @@ class LocalEndpoint:
     to `serve.log`, and stays when the client ends.
     """
 
-    def __init__(self, run_directory: str) -> None:
+    def __init__(self, run_directory: str, command: Sequence[str] | None = None) -> None:
+        """`command` is what serves; without it the installed platform's own."""
         self._directory = run_directory
+        self._command = command
         self._socket = UnixEndpoint(os.path.join(run_directory, "api.sock"))
 
     def __str__(self) -> str:
@@ -93,7 +95,7 @@ class LocalEndpoint:
 
     def _spawn(self) -> int:
         """Start the server; its pid. A shell in between gives it to PID 1, so that it never is a zombie of ours."""
-        command = _serve_command()
+        command = self._command or _serve_command()
         with open(self._rotated_log(), "ab") as log:
             shell = subprocess.run(
                 ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
