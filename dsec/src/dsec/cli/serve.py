@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -54,15 +55,24 @@ def server_url() -> str:
 
 
 def _here(json: bool) -> None:
-    from dsec import config
+    from dsec.config import load
+    from dsec.serve import main
 
+    failures: list[DSecError] = []
     try:
-        loaded = config.load()
-        from dsec.serve import main
+        main(load())
+    except* DSecError as group:  # its rooms run in a task group
+        failures = [error for error in _leaves(group) if isinstance(error, DSecError)]
+    if failures:
+        raise typer.Exit(report(json, failures[0]))
 
-        main(loaded)
-    except DSecError as error:
-        raise typer.Exit(report(json, error)) from None
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 async def _elsewhere(background: bool, stop: bool, json: bool) -> None:
