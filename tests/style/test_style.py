@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -40,15 +39,3 @@ def test_every_package_says_what_it_is() -> None:
         and '"""' not in (REPOSITORY / p).read_text()[:400]
     ]
     assert silent == []
-
-
-def test_only_the_cli_prints() -> None:
-    """Platform code speaks through structlog; a stray print would end up in a service's log unread."""
-    printing = [
-        str(p)
-        for p in _sources()
-        if p.parts[0] in {"libdsec", "dsec"}
-        and "cli" not in p.parts
-        and re.search(r"^\s*print\(", (REPOSITORY / p).read_text(), re.M)
-    ]
-    assert printing == []
