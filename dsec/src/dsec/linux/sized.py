@@ -17,8 +17,8 @@ from .syscalls import KernelError, from_os_error
 
 MIN_BYTES = 4 * 1024 * 1024
 MIN_INODES = 16
-_RESERVED_INODES = 16
-"""ext4 keeps the first ten to itself; the root, upper and work directories come on top."""
+_RESERVED_INODES = 12
+"""ext4 keeps the first ten to itself, the root among them; the upper and work directories come on top."""
 _INODES_ONLY_BYTES = 64 * 1024**3
 """Size of the file system when only inodes are bounded, unless the disk is smaller."""
 _BLOCK = 4096

@@ -21,6 +21,7 @@ FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_CMD_CREATE = 0
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 1, 2, 4, 0x10
 MOUNT_ATTR_IDMAP = 0x100000
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+_MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -133,3 +134,10 @@ def filesystem_magic(path: str) -> int:
     if _libc.statfs(_text(path), buffer) < 0:
         raise KernelError(ctypes.get_errno(), "statfs", path)
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
+
+
+def make_mounts_private() -> None:
+    """Let no mount made in this namespace show in another."""
+    flags = ctypes.c_ulong(_MS_REC | _MS_PRIVATE)
+    if _libc.mount(_text("none"), _text("/"), None, flags, None) < 0:
+        raise KernelError(ctypes.get_errno(), "make private", "/")

@@ -28,11 +28,21 @@ MAX_IDLE = 128
 class LayerMounts:
     """What is held and by how many it is used."""
 
-    def __init__(self, hold: Hold, drop: Drop, locate: Callable[[str], LayerRecord], max_idle: int = MAX_IDLE) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        drop: Drop,
+        locate: Callable[[str], LayerRecord],
+        *,
+        max_idle: int = MAX_IDLE,
+        mount: Callable[[LayerRecord], int] | None = None,
+    ) -> None:
+        """`locate` is `Catalogue.layer`. `mount`, called in a thread, gives the descriptor of a checked mount."""
         self._hold = hold
         self._drop = drop
         self._locate = locate
         self._max_idle = max_idle
+        self._mount_layer = mount or mount_checked
         self._users: dict[str, int] = {}
         self._held: set[str] = set()
         self._idle: dict[str, None] = {}
@@ -117,7 +127,7 @@ class LayerMounts:
 
     async def _mount(self, digest: str) -> None:
         layer = self._locate(digest)
-        mounting = asyncio.get_running_loop().run_in_executor(None, _mount_checked, layer)
+        mounting = asyncio.get_running_loop().run_in_executor(None, self._mount_layer, layer)
         try:
             mount = await asyncio.shield(mounting)
         except asyncio.CancelledError:
@@ -157,7 +167,11 @@ class _Turn:
             self._locks[self._digest] = (lock, waiting - 1)
 
 
-def _mount_checked(layer: LayerRecord) -> int:
+def mount_checked(layer: LayerRecord) -> int:
+    """A detached mount of a layer whose metadata was verified.
+
+    :raises IntegrityError: the files are not the layer's, or the kernel takes them for no image.
+    """
     check_for_mount(layer)
     try:
         return mount_erofs(layer.metadata, layer.data, label=layer.digest)
