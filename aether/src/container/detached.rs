@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::path::Arg;
 use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, FsMountFlags, FsOpenFlags,
     MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -38,7 +39,7 @@ pub fn copy(directory: impl AsFd, path: &str) -> Result<OwnedFd, KernelError> {
 
 /// Mount at `path` below `directory`, or on `directory` itself when the path is empty; the last component of the path
 /// may not be a symbolic link.
-pub fn attach(mount: impl AsFd, directory: impl AsFd, path: &str) -> Result<(), rustix::io::Errno> {
+pub fn attach(mount: impl AsFd, directory: impl AsFd, path: impl Arg) -> Result<(), rustix::io::Errno> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount, "", directory, path, flags)
 }

@@ -83,6 +83,9 @@ fn show_cgroup(inside: &Inside<'_>, path: &str, target: &str) -> Result<(), Kern
 /// The paragraphs of these processors.
 fn cut_cpuinfo(cpuinfo: &str, cpus: &[u32]) -> String {
     let wanted = |paragraph: &&str| {
+        if paragraph.trim().is_empty() {
+            return false;
+        }
         let number = paragraph.lines().next().and_then(|line| line.strip_prefix("processor"));
         let number = number.and_then(|rest| rest.trim_start_matches([' ', '\t', ':']).trim().parse().ok());
         number.map_or(true, |number| cpus.contains(&number))

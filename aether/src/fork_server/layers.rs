@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{fstat, mkdirat, unlinkat, AtFlags, FileType, Mode};
+use rustix::fs::{fstat, mkdirat, unlinkat, AtFlags, FileType, Mode, CWD};
 use rustix::io::Errno;
 use rustix::mount::{unmount, MountAttrFlags, UnmountFlags};
 
@@ -15,6 +16,8 @@ use crate::container::detached;
 use crate::container::rootfs::Overlay;
 use crate::sys::{KernelError, On};
 
+/// Directory in the run directory, always empty as the host sees it.
+const TREE: &str = "layers";
 const MAX_KEY: usize = 256;
 pub const MAX_HELD: usize = 8192;
 
@@ -48,8 +51,8 @@ impl From<KernelError> for LayerError {
 }
 
 impl Layers {
-    pub fn new(overlay: Overlay, run_dir: &str) -> Result<Self, KernelError> {
-        let tree = if overlay == Overlay::Paths { Some(Tree::make(run_dir)?) } else { None };
+    pub fn new(overlay: Overlay, run_dir: &Path) -> Result<Self, KernelError> {
+        let tree = if overlay == Overlay::Paths { Some(Tree::make(run_dir.join(TREE))?) } else { None };
         Ok(Self { held: BTreeMap::new(), tree })
     }
 
@@ -121,15 +124,19 @@ impl Layers {
 /// Where layers are attached on kernels that need them so; never seen by the host.
 struct Tree {
     root: OwnedFd,
-    path: String,
+    path: PathBuf,
     next: u64,
 }
 
 impl Tree {
-    fn make(run_dir: &str) -> Result<Self, KernelError> {
+    fn make(path: PathBuf) -> Result<Self, KernelError> {
+        match mkdirat(CWD, &path, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).on("make directory", path.display()),
+        }
         let root = detached::make("tmpfs", &[("size", "1m"), ("mode", "0700")], MountAttrFlags::empty())?;
-        detached::attach(&root, rustix::fs::CWD, run_dir).on("mount on", run_dir)?;
-        Ok(Self { root, path: run_dir.into(), next: 0 })
+        detached::attach(&root, CWD, &path).on("mount on", path.display())?;
+        Ok(Self { root, path, next: 0 })
     }
 
     fn attach(&mut self, mount: &OwnedFd, key: &str) -> Result<u64, KernelError> {
@@ -142,11 +149,11 @@ impl Tree {
     }
 
     fn detach(&self, place: u64) -> Result<(), KernelError> {
-        let path = format!("{}/{place}", self.path);
+        let path = self.path.join(place.to_string());
         match unmount(&path, UnmountFlags::DETACH) {
             Ok(()) | Err(Errno::INVAL) => {}
-            Err(errno) => return Err(errno).on("unmount", &path),
+            Err(errno) => return Err(errno).on("unmount", path.display()),
         }
-        unlinkat(&self.root, place.to_string(), AtFlags::REMOVEDIR).on("remove", path)
+        unlinkat(&self.root, place.to_string(), AtFlags::REMOVEDIR).on("remove", path.display())
     }
 }

@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<(), KernelError> {
         None => make_listener(&options.run_dir.join(SOCKET))?,
     };
     let node = node::prepare(options)?;
-    let layers = layers::Layers::new(node.machine.overlay, &options.run_dir.to_string_lossy())?;
+    let layers = layers::Layers::new(node.machine.overlay, &options.run_dir)?;
     server::Server::new(listener, node, layers)?.serve()
 }
 
