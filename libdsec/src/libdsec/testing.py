@@ -156,7 +156,12 @@ class FakeServer:
         if self._listener is not None:
             self._listener.close()
         self.drop()
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if error is None or group.exceptions != (error,):
+                raise
+            raise error from None  # the body's own, as it was
 
     def start(self, peer: _Peer, call: FakeCall, number: int) -> asyncio.Task[None]:
         return self._tasks.create_task(self._serve(peer, call, number))
