@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import structlog
@@ -61,8 +62,8 @@ class Connection(asyncio.Protocol):
         """Done when the transport has gone."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none by inheritance
+        self._transport = transport = cast(asyncio.Transport, transport)
         self._service.connections.add(self)
         transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
         hello = Hello(frames.GENERATION, "apiserver", version=self._service.version, max_payload=frames.MAX_PAYLOAD)

@@ -42,6 +42,10 @@ class Images(Protocol):
         :raises ConflictError: a sandbox or another image still needs it."""
 
 
+class BuildCanceledError(Exception):
+    """Ends the build's thread from inside its progress; goes nowhere else."""
+
+
 class StoreImages:
     """The node's own store."""
 
@@ -55,22 +59,24 @@ class StoreImages:
         return Composed(tuple(layer.digest for layer in composition.layers), composition.config)
 
     async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
-        from dsec.store.images import BuildCancelledError, Cancellation, build_image  # only a build needs it
+        from dsec.store.images import build_image  # only a build needs it
 
         loop = asyncio.get_running_loop()
-        cancellation = Cancellation()
+        canceled = False
 
         def step(news: BuildProgress) -> None:
+            if canceled:
+                raise BuildCanceledError
             loop.call_soon_threadsafe(progress, news)
 
-        building = loop.run_in_executor(None, build_image, self._store, request, step, cancellation)
+        building = loop.run_in_executor(None, build_image, self._store, request, step)
         try:
             return await asyncio.shield(building)
         except asyncio.CancelledError:
-            cancellation.cancel()
+            canceled = True
             try:
                 await building
-            except BuildCancelledError:
+            except BuildCanceledError:
                 pass  # as asked for
             raise
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from libdsec.protocol.errors import NoEligibleNodeError
+from libdsec.protocol.errors import NoEligibleNodeError, UnsupportedOperationError
 from libdsec.protocol.nodes import NodeStatus
 from libdsec.protocol.spec import SandboxSpec
 
@@ -25,11 +25,18 @@ def _fullness(node: NodeStatus) -> float:
 def place(nodes: Sequence[NodeStatus], spec: SandboxSpec, draw: random.Random) -> NodeStatus:
     """The node that takes the sandbox.
 
-    :raises NoEligibleNodeError: its details name the filter that left none, and why if there was one node.
+    :raises NoEligibleNodeError: its details name the filter that left none.
+    :raises UnsupportedOperationError: no node of the fleet has the backend, whatever its state.
     """
     left = list(nodes)
     if not left:
         raise NoEligibleNodeError("cannot place a sandbox: no node is known", filter="known", nodes=0)
+    offered = {backend for node in nodes for backend in node.backends}
+    if spec.backend not in offered:
+        raise UnsupportedOperationError(
+            f"cannot make a sandbox of backend {spec.backend!r}: the nodes offer {', '.join(sorted(offered))}",
+            option="backend",
+        )
     for name, passes in FILTERS:
         before = left
         left = [node for node in before if passes(node, spec)]

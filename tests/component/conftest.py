@@ -1,0 +1,23 @@
+"""Tests here are coroutines, each on an event loop of its own, like the server's."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import uvloop
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    uvloop.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Short: the path of a Unix socket has 107 bytes at most."""
+    return str(tmp_path_factory.mktemp("n"))
