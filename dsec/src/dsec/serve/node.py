@@ -54,7 +54,15 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None
         for directory in dict.fromkeys((config.run_dir, config.state_dir)):
             locks.enter_context(RunLock(os.path.join(directory, "serve.lock"), config.api_socket).held())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config, ready))
+            try:
+                runner.run(_run(config, ready))
+            except BaseExceptionGroup as group:
+                raise _first(group) from group
+
+
+def _first(error: BaseException) -> BaseException:
+    """Why it ended: the error inside whatever groups."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
