@@ -83,17 +83,18 @@ def build_layer(
         if os.path.lexists(metadata_path):
             raise AlreadyExistsError(f"cannot build layer: {metadata_path} exists", path=metadata_path)
         data_fd = stack.enter_context(_partial(data_path, exclusive=False))
+        tree = Tree()
         with ChunkWriter(data_fd) as writer:
-            tree = Tree()
             data = DataFile(writer, progress)
             _read(source, tree, data, rules)
             data_size = data.finish()
-            digests = writer.finish()
-        os.ftruncate(data_fd, data_size)
-        image, inodes = build_metadata(tree, data_size // BLOCK_SIZE, b"".join(digests))
-        _write_all(metadata_fd, image)
-        metadata_digest = hashlib.sha256(image).digest()
-        _publish(directory, [(data_fd, data_path), (metadata_fd, metadata_path)])
+            digests = writer.finish(data_size)
+            image, inodes = build_metadata(tree, data_size // BLOCK_SIZE, b"".join(digests))
+            _write_all(metadata_fd, image)
+            metadata_digest = hashlib.sha256(image).digest()
+            os.fsync(metadata_fd)
+            writer.sync()
+        _publish(directory, [data_path, metadata_path])
     return LayerBuild(
         metadata_path=metadata_path,
         data_path=data_path,
@@ -183,13 +184,11 @@ def _write_all(fd: int, content: bytearray) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _publish(directory: str, files: list[tuple[int, str]]) -> None:
-    """Make the finished files durable and give them their names; all or, after an error, none."""
-    for fd, _ in files:
-        os.fsync(fd)
+def _publish(directory: str, paths: list[str]) -> None:
+    """Give the finished, durable files their names; all or, after an error, none."""
     named: list[str] = []
     try:
-        for _, path in files:
+        for path in paths:
             os.rename(path + PARTIAL_SUFFIX, path)
             named.append(path)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -25,9 +25,15 @@ DIGEST_SIZE = 32
 _HEADER = struct.Struct("<16sI32sQQ")
 
 
-def chunk_digest(chunk: bytes | bytearray | memoryview) -> bytes:
-    """Raw SHA-256 of one chunk of a data file; the last chunk of a file is hashed at its own, shorter length."""
-    return hashlib.sha256(chunk).digest()
+def chunk_digest(chunk: bytes | bytearray | memoryview, zeros: int = 0) -> bytes:
+    """Raw SHA-256 of one chunk of a data file: the bytes of `chunk`, then `zeros` bytes of zero.
+
+    The last chunk of a file is hashed at its own, shorter length.
+    """
+    hasher = hashlib.sha256(chunk)
+    if zeros:
+        hasher.update(bytes(zeros))
+    return hasher.digest()
 
 
 def layer_digest(

@@ -2,10 +2,10 @@
 
 A file of a store chunk or more begins on a chunk boundary, so that the same file in two layers gives the same chunks;
 a hole found in it is left out, what follows moves up. Its last chunk stays open, and so do chunks begun for small
-files: small files go, whole, into the oldest open chunk with room. At most `MAX_OPEN` chunks are open; the fullest is
-closed to make way. Every file begins on a 4 KiB block.
+files: small files go, whole, into the oldest open chunk with room. At most `chunks.MAX_OPEN` chunks are open; the
+fullest is closed to make way. Every file begins on a 4 KiB block.
 
-Memory: `MAX_OPEN` + `chunks.MAX_QUEUED` + 2 chunks of 256 KiB, under 9 MiB whatever the input.
+Memory: the writer's buffers, 8.5 MiB whatever the input.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Final
 
 from dsec.store.digest import STORE_CHUNK_SIZE
-from dsec.store.erofs.chunks import ChunkWriter
+from dsec.store.erofs.chunks import MAX_OPEN, ChunkWriter
 from dsec.store.erofs.format import BLOCK_BITS, BLOCK_SIZE, round_up
 from dsec.store.erofs.holes import ZERO_CHUNK, data_parts, granule, outward
 from dsec.store.sources.base import Content
 from dsec.store.tree import MAX_FILE_BYTES, Run, invalid
 
-MAX_OPEN: Final = 16
 PROGRESS_BYTES: Final = 1 << 20
 """Progress is told about this often."""
 
@@ -28,13 +27,19 @@ _BLOCKS_A_CHUNK: Final = STORE_CHUNK_SIZE // BLOCK_SIZE
 
 
 class _OpenChunk:
+    """A chunk being filled; what lies behind `fill` in its buffer means nothing."""
+
     __slots__ = ("buffer", "fill", "index", "view")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, buffer: bytearray) -> None:
         self.index = index
         self.fill = 0
-        self.buffer = bytearray(STORE_CHUNK_SIZE)
-        self.view = memoryview(self.buffer)
+        self.buffer = buffer
+        self.view = memoryview(buffer)
+
+    def clear(self, start: int, end: int) -> None:
+        if start < end:
+            self.view[start:end] = ZERO_CHUNK[: end - start]
 
 
 class _Runs:
@@ -89,8 +94,7 @@ class DataFile:
     def finish(self) -> int:
         """Hand over what is still open and return the data file's length in bytes: whole blocks, at least one."""
         if self._open and self._open[-1].index == self._chunks - 1 and not self._open[-1].fill:
-            self._open.pop()
-            self._chunks -= 1
+            self._give_back(self._open.pop())
         if not self._chunks:
             self._begin()
         size = self._chunks * STORE_CHUNK_SIZE
@@ -114,7 +118,9 @@ class DataFile:
         end = start + room
         if content.extents is None:
             _fill(path, content, chunk.view[start : start + size])
+            chunk.clear(start + size, end)
         else:
+            chunk.clear(start, end)
             _fill_range(path, content, chunk.view[start:end], 0, 0, room)
         parts = data_parts(chunk.buffer, start, end, BLOCK_SIZE)
         block = chunk.index * _BLOCKS_A_CHUNK + (start >> BLOCK_BITS)
@@ -123,7 +129,7 @@ class DataFile:
             runs: tuple[Run, ...] = ((0, block, room >> BLOCK_BITS),)
         else:
             found = _Runs()
-            chunk.fill = _close_up(chunk, start, end, parts, 0, found)
+            chunk.fill = _close_up(chunk, start, parts, 0, found)
             runs = tuple(found.runs)
         if chunk.fill == STORE_CHUNK_SIZE:
             self._open.remove(chunk)
@@ -147,14 +153,16 @@ class DataFile:
                 end = start + round_up(take, BLOCK_SIZE)
                 if extents is None:
                     _fill(path, content, chunk.view[start : start + take])
+                    chunk.clear(start + take, end)
                 else:
+                    chunk.clear(start, end)
                     next_extent = _fill_range(
                         path, content, chunk.view[start:end], next_extent, position, position + take
                     )
                 parts = data_parts(chunk.buffer, start, end, unit)
                 if parts is None:
                     parts = [(start, end)]
-                chunk.fill = _close_up(chunk, start, end, parts, position >> BLOCK_BITS, found)
+                chunk.fill = _close_up(chunk, start, parts, position >> BLOCK_BITS, found)
                 position += take
                 self._tell(position)
                 if chunk.fill == STORE_CHUNK_SIZE:
@@ -164,7 +172,7 @@ class DataFile:
             if chunk.fill:
                 self._keep(chunk)
             else:
-                self._chunks -= 1
+                self._give_back(chunk)
         return tuple(found.runs)
 
     def _place_huge(self, path: bytes, content: Content, size: int) -> tuple[Run, ...]:
@@ -185,21 +193,23 @@ class DataFile:
         self, path: bytes, content: Content, next_extent: int, start: int, end: int, found: _Runs
     ) -> int:
         zeros = 0
-        placed = False
         first = self._chunks
+        chunk: _OpenChunk | None = None
         for position in range(start, end, STORE_CHUNK_SIZE):
             take = min(STORE_CHUNK_SIZE, end - position)
-            chunk = _OpenChunk(0)
+            if chunk is None:
+                chunk = _OpenChunk(0, self._writer.take())
             if content.extents is None:
                 _fill(path, content, chunk.view[:take])
+                chunk.clear(take, STORE_CHUNK_SIZE)
             else:
+                chunk.clear(0, STORE_CHUNK_SIZE)
                 next_extent = _fill_range(path, content, chunk.view, next_extent, position, position + take)
             if chunk.buffer == ZERO_CHUNK:
                 zeros += 1
                 continue
             self._add_zeros(zeros)
             zeros = 0
-            placed = True
             chunk.index = self._chunks
             chunk.fill = round_up(take, BLOCK_SIZE)
             self._chunks += 1
@@ -207,7 +217,10 @@ class DataFile:
                 self._writer.submit(chunk.index, chunk.buffer, STORE_CHUNK_SIZE)
             else:
                 self._keep(chunk)
-        if placed:
+            chunk = None
+        if chunk is not None:
+            self._writer.give_back(chunk.buffer)
+        if self._chunks > first:
             self._add_zeros(zeros)
             blocks = round_up(end - start, BLOCK_SIZE) >> BLOCK_BITS
             found.add(start >> BLOCK_BITS, first * _BLOCKS_A_CHUNK, blocks)
@@ -219,9 +232,14 @@ class DataFile:
             self._chunks += 1
 
     def _take(self) -> _OpenChunk:
-        chunk = _OpenChunk(self._chunks)
+        chunk = _OpenChunk(self._chunks, self._writer.take())
         self._chunks += 1
         return chunk
+
+    def _give_back(self, chunk: _OpenChunk) -> None:
+        """Take back the latest chunk, in which nothing came to lie."""
+        self._chunks -= 1
+        self._writer.give_back(chunk.buffer)
 
     def _begin(self) -> _OpenChunk:
         chunk = self._take()
@@ -270,10 +288,8 @@ def _fill_range(path: bytes, content: Content, view: memoryview, index: int, sta
     return index
 
 
-def _close_up(
-    chunk: _OpenChunk, start: int, end: int, parts: list[tuple[int, int]], file_block: int, found: _Runs
-) -> int:
-    """Move the data parts of `start` to `end` together, note their runs and return the new fill."""
+def _close_up(chunk: _OpenChunk, start: int, parts: list[tuple[int, int]], file_block: int, found: _Runs) -> int:
+    """Move the data parts behind `start` together, note their runs and return the new fill."""
     fill = start
     base = chunk.index * _BLOCKS_A_CHUNK
     for low, high in parts:
@@ -281,6 +297,4 @@ def _close_up(
             chunk.view[fill : fill + high - low] = chunk.view[low:high]
         found.add(file_block + ((low - start) >> BLOCK_BITS), base + (fill >> BLOCK_BITS), (high - low) >> BLOCK_BITS)
         fill += high - low
-    if fill < end:
-        chunk.view[fill:end] = ZERO_CHUNK[: end - fill]
     return fill

@@ -30,40 +30,30 @@ def data_parts(buffer: bytearray, start: int, end: int, unit: int) -> list[tuple
 
     `unit` is a granule of at most `STORE_CHUNK_SIZE`. The last part of the range may be shorter than a unit.
     """
-    zeros = _ZEROS[unit]
-    hole = _next_hole(buffer, start, start, end, unit)
-    if hole is None:
+    # only a unit whose first byte is zero is looked at: most data is passed over without being read
+    heads = buffer[start:end:unit]
+    candidate = heads.find(0)
+    if candidate < 0:
         return None
     parts: list[tuple[int, int]] = []
     position = start
-    while hole is not None:
-        if hole > position:
-            parts.append((position, hole))
-        position = hole
-        while position + unit <= end and buffer.startswith(zeros, position):
-            position += unit
-        if position < end < position + unit and buffer.startswith(zeros[: end - position], position):
-            position = end
-        hole = _next_hole(buffer, start, position, end, unit) if position < end else None
+    while candidate >= 0:
+        low = start + candidate * unit
+        high = min(low + unit, end)
+        if buffer.startswith(_zeros(high - low), low):
+            if low > position:
+                parts.append((position, low))
+            position = high
+        candidate = heads.find(0, candidate + 1)
+    if position == start:
+        return None
     if position < end:
         parts.append((position, end))
     return parts
 
 
-def _next_hole(buffer: bytearray, start: int, position: int, end: int, unit: int) -> int | None:
-    """The first multiple of `unit` from `start`, at or behind `position`, where a unit of zeros begins."""
-    zeros = _ZEROS[unit]
-    while (found := buffer.find(zeros, position, end)) >= 0:
-        aligned = start + -(-(found - start) // unit) * unit
-        if aligned + unit > end:
-            break
-        if buffer.startswith(zeros, aligned):
-            return aligned
-        position = aligned + 1
-    last = start + (end - start) // unit * unit
-    if position <= last < end and buffer.startswith(zeros[: end - last], last):
-        return last
-    return None
+def _zeros(length: int) -> bytes:
+    return _ZEROS.get(length) or bytes(length)
 
 
 def outward(extents: Sequence[tuple[int, int]], unit: int, size: int) -> list[tuple[int, int]]:
