@@ -13,7 +13,41 @@
 //! - Everything is bounded: calls, sessions, collected output, kept answers, frames waiting for the edge.
 //! - An answer is kept until the edge has acknowledged it. When the channel closes for good, everything is killed.
 
-use std::os::fd::OwnedFd;
+mod calls;
+mod child;
+mod commands;
+mod edge;
+mod event_loop;
+mod input;
+mod kept;
+mod kernel;
+mod leaf;
+mod meminfo;
+mod orphans;
+mod outcome;
+mod output;
+mod passwd;
+mod path;
+mod pty;
+mod reaper;
+mod tree;
+mod world;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{open, Mode, OFlags};
+use rustix::process::DumpableBehavior;
+
+use self::child::{Sandbox, FIRST_FREE};
+use self::edge::Edge;
+use self::event_loop::EventLoop;
+use self::leaf::Leaves;
+use self::orphans::Orphans;
+use self::reaper::Reaper;
+use self::world::World;
+use crate::seqpacket::{Channel, ChannelError};
 
 /// What PID 1 is given by the fork server: everything it will ever hold, opened while it was still root.
 pub struct Inherited {
@@ -44,8 +78,72 @@ pub struct Meminfo {
     pub limit_bytes: u64,
 }
 
+/// PID 1 ends, and with it the sandbox: nobody holds the channel any more.
+const ENDED_CLOSED: i32 = 0;
+/// The edge broke the protocol.
+const ENDED_WIRE: i32 = 76;
+/// The system refused what PID 1 cannot go on without.
+const ENDED_SYSTEM: i32 = 74;
+
 /// Serve the channel until it closes. Says HELLO when ready; never returns.
 pub fn run(inherited: Inherited) -> ! {
-    drop(inherited);
-    std::process::exit(0)
+    let result = prepare(inherited).map_err(ChannelError::Socket).and_then(|mut event_loop| event_loop.run());
+    // the end of PID 1 ends every process of its pid namespace
+    kernel::exit_now(match result {
+        Ok(()) => ENDED_CLOSED,
+        Err(ChannelError::Wire(_)) => ENDED_WIRE,
+        Err(ChannelError::Socket(_)) => ENDED_SYSTEM,
+    })
+}
+
+fn prepare(inherited: Inherited) -> io::Result<EventLoop> {
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    kernel::keep_heap_small();
+    let inherited = inherited.moved_up()?;
+    // nothing has run inside yet, so these paths are still the fork server's
+    let null = up(open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
+    let proc = up(open("/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)?;
+    for number in 0..FIRST_FREE {
+        kernel::place(null.as_fd(), number, true)?;
+    }
+    let world = World {
+        edge: Edge::new(Channel::new(inherited.channel)?),
+        leaves: Leaves::new(inherited.memory_cgroup, inherited.cgroup_version, proc.try_clone()?),
+        orphans: Orphans::default(),
+        meminfo: inherited.meminfo,
+        pids_events: inherited.pids_events,
+        scratch: vec![0; world::SCRATCH],
+        passed: 0,
+        sandbox: Sandbox {
+            user_namespace: inherited.user_namespace,
+            devpts: inherited.devpts,
+            null,
+            proc,
+            oom_score_adj: inherited.oom_score_adj,
+        },
+    };
+    Ok(EventLoop { world, reaper: Reaper::new()?, commands: BTreeMap::new() })
+}
+
+impl Inherited {
+    /// The same with every descriptor above those that children use.
+    fn moved_up(self) -> io::Result<Self> {
+        let meminfo = |meminfo: Meminfo| -> io::Result<Meminfo> {
+            Ok(Meminfo { file: up(meminfo.file)?, usage: up(meminfo.usage)?, ..meminfo })
+        };
+        Ok(Self {
+            channel: up(self.channel)?,
+            user_namespace: up(self.user_namespace)?,
+            devpts: up(self.devpts)?,
+            memory_cgroup: self.memory_cgroup.map(up).transpose()?,
+            pids_events: self.pids_events.map(up).transpose()?,
+            meminfo: self.meminfo.map(meminfo).transpose()?,
+            ..self
+        })
+    }
+}
+
+fn up(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, FIRST_FREE)?)
 }

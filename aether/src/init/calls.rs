@@ -1,0 +1,183 @@
+//! What the edge may say, frame by frame.
+//!
+//! A call's number is never used twice: a CALL whose number runs already is dropped, and one whose answer is still
+//! kept gets that answer again, so a successor of an edge that died while it was asking may simply ask again. DATA,
+//! CREDIT, EVENT, CANCEL and ACK for a call that has ended cross with its answer and are dropped.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::commands::Command;
+use super::event_loop::EventLoop;
+use super::outcome::{invalid, too_many};
+use super::pty::Size;
+use crate::seqpacket::ChannelError;
+use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError};
+
+/// Commands at once.
+const LIMIT_COMMANDS: usize = 64;
+/// Bytes of memory that all collected output may take.
+const LIMIT_COLLECTED: u64 = 128 * 1024 * 1024;
+
+#[derive(Serialize)]
+struct Pong {
+    commands: u64,
+    sessions: u64,
+}
+
+/// News of a running command from its caller.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum CommandEvent {
+    Resize {
+        rows: u16,
+        cols: u16,
+    },
+    Signal {
+        signal: i32,
+        #[serde(default)]
+        tree: bool,
+    },
+}
+
+impl EventLoop {
+    pub fn take_frame(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        if !self.world.edge.greeted() && frame.kind != Kind::Hello {
+            return Err(WireError("cannot take a frame before HELLO".into()).into());
+        }
+        match frame.kind {
+            Kind::Hello => self.meet(&frame.read()?),
+            Kind::Call => self.take_call(frame),
+            Kind::Data => self.take_data(frame),
+            Kind::Credit => self.take_credit(frame),
+            Kind::Event => self.take_event(frame),
+            Kind::Cancel => {
+                self.cancel(frame.call);
+                Ok(())
+            }
+            Kind::Ack => {
+                self.world.edge.acknowledge(frame.call);
+                Ok(())
+            }
+            Kind::Result | Kind::Error => {
+                Err(WireError("cannot take an answer: the edge is never called".into()).into())
+            }
+        }
+    }
+
+    fn meet(&mut self, hello: &Hello) -> Result<(), ChannelError> {
+        if self.world.edge.meet(hello)? {
+            self.commands.values_mut().for_each(Command::reset_windows);
+        }
+        Ok(())
+    }
+
+    fn take_call(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        let call = frame.call;
+        if call == 0 {
+            return Err(WireError("cannot take a CALL on call 0".into()).into());
+        }
+        if self.running(call) || self.world.edge.answer_again(call)? {
+            return Ok(());
+        }
+        match self.open(frame, &frame.method()?) {
+            Ok(()) => Ok(()),
+            Err(Refused::Answer(error)) => self.world.edge.error(call, &error),
+            Err(Refused::Channel(error)) => Err(error),
+        }
+    }
+
+    fn running(&self, call: u64) -> bool {
+        self.commands.contains_key(&call)
+    }
+
+    fn open(&mut self, frame: &Frame, method: &str) -> Result<(), Refused> {
+        let now = Instant::now();
+        match method {
+            "exec" => {
+                let args = args(frame)?;
+                self.check_bounds()?;
+                let command = Command::start(&mut self.world, frame.call, args, now)?;
+                self.commands.insert(frame.call, command);
+                Ok(())
+            }
+            "ping" => {
+                let pong = Pong { commands: self.commands.len() as u64, sessions: 0 };
+                Ok(self.world.edge.result(frame.call, &pong)?)
+            }
+            _ => Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: PID 1 has no such method")).into()),
+        }
+    }
+
+    fn check_bounds(&self) -> Result<(), ErrorBody> {
+        if self.commands.len() >= LIMIT_COMMANDS {
+            return Err(too_many("commands", LIMIT_COMMANDS));
+        }
+        let reserved: u64 = self.commands.values().map(|command| command.reserved).sum();
+        if reserved >= LIMIT_COLLECTED {
+            return Err(too_many("bytes of collected output", LIMIT_COLLECTED as usize));
+        }
+        Ok(())
+    }
+
+    fn take_data(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        if let Some(command) = self.commands.get_mut(&frame.call) {
+            command.take_data(frame, &mut self.world)?;
+        }
+        Ok(())
+    }
+
+    fn take_credit(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        let amount = frame.credit_amount()?;
+        if let Some(command) = self.commands.get_mut(&frame.call) {
+            command.grant(frame.stream, amount);
+        }
+        Ok(())
+    }
+
+    fn take_event(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        let Some(command) = self.commands.get_mut(&frame.call) else { return Ok(()) };
+        match frame.read()? {
+            CommandEvent::Resize { rows, cols } => command.resize(Size { rows, cols }),
+            CommandEvent::Signal { signal, tree } => {
+                // a number that is no signal has no effect, as an EVENT has no answer
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    command.signal(signal, tree, &self.world);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, call: u64) {
+        if let Some(command) = self.commands.get_mut(&call) {
+            command.cancel(&self.world, Instant::now());
+        }
+    }
+}
+
+/// Why a call was not opened.
+pub enum Refused {
+    Answer(ErrorBody),
+    Channel(ChannelError),
+}
+
+impl From<ErrorBody> for Refused {
+    fn from(error: ErrorBody) -> Self {
+        Self::Answer(error)
+    }
+}
+
+impl From<ChannelError> for Refused {
+    fn from(error: ChannelError) -> Self {
+        Self::Channel(error)
+    }
+}
+
+/// The args of a call; what cannot be read is the caller's mistake, not a broken channel.
+pub fn args<T: DeserializeOwned>(frame: &Frame) -> Result<T, ErrorBody> {
+    frame.args().map_err(|error| invalid("args", &error.0))
+}

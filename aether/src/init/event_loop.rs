@@ -1,0 +1,183 @@
+//! The loop of PID 1: wait until something is ready or due, do it, answer what is over.
+//!
+//! What to wait for is derived from the state anew each time (a stream without credit, a full channel or a resting
+//! orphan is simply not asked about), so no registration can go stale. There are at most a few hundred descriptors.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitStatus};
+
+use super::commands::Command;
+use super::reaper::Reaper;
+use super::world::World;
+use crate::seqpacket::{ChannelError, Received};
+
+/// Frames taken from the edge before others get their turn.
+const TURN: usize = 16;
+
+/// Something that can become ready.
+#[derive(Clone, Copy, Debug)]
+enum Token {
+    Edge,
+    Children,
+    Orphan(usize),
+    Output(u64, usize),
+    Input(u64),
+    Terminal(u64),
+}
+
+/// What to poll for, and what each answer means.
+#[derive(Default)]
+struct Wanted<'a> {
+    tokens: Vec<Token>,
+    polled: Vec<PollFd<'a>>,
+}
+
+impl<'a> Wanted<'a> {
+    fn add(&mut self, token: Token, descriptor: BorrowedFd<'a>, flags: PollFlags) {
+        self.tokens.push(token);
+        self.polled.push(PollFd::from_borrowed_fd(descriptor, flags));
+    }
+}
+
+pub struct EventLoop {
+    pub world: World,
+    pub reaper: Reaper,
+    pub commands: BTreeMap<u64, Command>,
+}
+
+impl EventLoop {
+    /// Serve until the channel closes (Ok) or breaks.
+    pub fn run(&mut self) -> Result<(), ChannelError> {
+        self.world.edge.say_hello()?;
+        loop {
+            let ready = self.wait(Instant::now())?;
+            let mut orphans = Vec::new();
+            for (token, events) in ready {
+                match token {
+                    Token::Edge if !self.serve_edge(events)? => return Ok(()),
+                    Token::Orphan(place) => orphans.push(place),
+                    other => self.serve(other)?,
+                }
+            }
+            let now = Instant::now();
+            self.world.orphans.drain(&orphans, now, &mut self.world.scratch);
+            self.finish_due(now)?;
+        }
+    }
+
+    fn wait(&mut self, now: Instant) -> Result<Vec<(Token, PollFlags)>, Errno> {
+        let timeout = self.next_wake(now).map(|wake| wake.saturating_duration_since(now));
+        let timeout =
+            timeout.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+        let Wanted { tokens, mut polled } = self.wanted(now);
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        let happened = polled.iter().map(PollFd::revents);
+        Ok(tokens.into_iter().zip(happened).filter(|(_, events)| !events.is_empty()).collect())
+    }
+
+    fn wanted(&self, now: Instant) -> Wanted<'_> {
+        let mut wanted = Wanted::default();
+        let edge = &self.world.edge;
+        let mut edge_flags = PollFlags::empty();
+        edge_flags.set(PollFlags::IN, edge.has_room());
+        edge_flags.set(PollFlags::OUT, edge.wants_write());
+        wanted.add(Token::Edge, edge.as_fd(), edge_flags);
+        wanted.add(Token::Children, self.reaper.as_fd(), PollFlags::IN);
+        for (place, source) in self.world.orphans.wanted(now) {
+            wanted.add(Token::Orphan(place), source, PollFlags::IN);
+        }
+        for (call, command) in &self.commands {
+            for (place, output) in command.outputs().iter().enumerate() {
+                if let Some(source) = output.wanted(edge) {
+                    wanted.add(Token::Output(*call, place), source, PollFlags::IN);
+                }
+            }
+            if let Some(target) = command.input().and_then(|input| input.wanted()) {
+                wanted.add(Token::Input(*call), target, PollFlags::OUT);
+            }
+            if let Some(report) = command.terminal_report() {
+                wanted.add(Token::Terminal(*call), report.as_fd(), PollFlags::IN);
+            }
+        }
+        wanted
+    }
+
+    fn next_wake(&self, now: Instant) -> Option<Instant> {
+        let commands = self.commands.values().filter_map(|command| command.next_wake(now));
+        commands.chain(self.world.orphans.next_wake(now)).min()
+    }
+
+    /// False when every holder of the other end is gone.
+    fn serve_edge(&mut self, events: PollFlags) -> Result<bool, ChannelError> {
+        if events.contains(PollFlags::OUT) {
+            self.world.edge.flush()?;
+        }
+        if !events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return Ok(true);
+        }
+        for _ in 0..TURN {
+            match self.world.edge.receive()? {
+                // descriptors have no meaning here; they are closed
+                Received::Frame(frame, _) => self.take_frame(&frame)?,
+                Received::Empty => break,
+                Received::Closed => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn serve(&mut self, token: Token) -> Result<(), ChannelError> {
+        match token {
+            Token::Children => self.reap(),
+            Token::Output(call, place) => {
+                self.commands.get_mut(&call).map_or(Ok(()), |command| command.read_output(place, &mut self.world))?;
+            }
+            Token::Input(call) => {
+                self.commands.get_mut(&call).map_or(Ok(()), |command| command.write_input(&mut self.world))?;
+            }
+            Token::Terminal(call) => {
+                let received = self.commands.get_mut(&call).map_or(Ok(()), Command::receive_terminal);
+                received.map_err(ChannelError::Socket)?;
+            }
+            Token::Edge | Token::Orphan(_) => {}
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self) {
+        let now = Instant::now();
+        for (pid, status) in self.reaper.reap() {
+            self.ended(pid, status, now);
+        }
+    }
+
+    fn ended(&mut self, pid: Pid, status: WaitStatus, now: Instant) {
+        if let Some(command) = self.commands.values_mut().find(|command| command.pid() == pid) {
+            command.exited(status, now);
+        }
+    }
+
+    /// Let time pass for every call, and answer those that are over.
+    fn finish_due(&mut self, now: Instant) -> Result<(), ChannelError> {
+        let world = &self.world;
+        let over = self.commands.iter_mut().filter_map(|(call, command)| command.advance(world, now).then_some(*call));
+        let over: Vec<u64> = over.collect();
+        for call in over {
+            if let Some(command) = self.commands.remove(&call) {
+                command.answer(&mut self.world, now)?;
+            }
+        }
+        if self.commands.is_empty() {
+            self.world.rest();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! The system calls of PID 1 and its children that rustix does not offer.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::process::Pid;
+
+/// Both sides of a fork.
+pub enum Forked {
+    Parent(Pid),
+    Child,
+}
+
+/// Fork this process.
+pub fn fork() -> io::Result<Forked> {
+    // SAFETY: PID 1 has one thread, so the child may go on with any code: no lock is held by a thread it lacks.
+    let result = unsafe { libc::fork() };
+    match Pid::from_raw(result) {
+        _ if result < 0 => Err(io::Error::last_os_error()),
+        Some(pid) => Ok(Forked::Parent(pid)),
+        None => Ok(Forked::Child),
+    }
+}
+
+/// End this process at once: no destructor, no buffer of the parent's is run twice.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: ends the process; nothing of it is used again.
+    unsafe { libc::_exit(status) }
+}
+
+/// A descriptor that becomes readable when a child changes state; SIGCHLD is blocked from here on.
+pub fn child_signals() -> io::Result<OwnedFd> {
+    // SAFETY: `set` is a plain value, made valid by sigemptyset before any other use, and outlives the calls.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let descriptor = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(descriptor))
+    }
+}
+
+/// Every signal to its default action, none blocked: what a program expects to be started with.
+pub fn reset_signals() {
+    // SAFETY: only constants and a local set are passed. The signals that cannot be changed fail, which is right.
+    unsafe {
+        // glibc leaves its two internal signals alone; nobody has changed the real-time ones
+        for signal in 1..=libc::SIGSYS {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Make `target` a copy of `source`; what `target` was is closed.
+pub fn place(source: BorrowedFd<'_>, target: RawFd, close_on_exec: bool) -> io::Result<()> {
+    let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: the low numbers belong to the process that places them (PID 1 keeps them free for its children).
+    let result = unsafe { libc::dup3(source.as_raw_fd(), target, flags) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Take the descriptor that `place` has put at a number.
+pub fn placed(number: RawFd) -> OwnedFd {
+    // SAFETY: the number was opened by `place` in this process and has no other owner.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// Close every descriptor from `first` on.
+pub fn close_from(first: RawFd) -> io::Result<()> {
+    // SAFETY: the caller, a fresh child, uses none of these descriptors again; their owners never run here.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, 0) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Become the program at `path`; returns only to say why not.
+pub fn execute(path: &CStr, arguments: &[CString], environment: &[CString]) -> io::Error {
+    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(arguments), pointers(environment));
+    // SAFETY: both arrays end with a null pointer and their strings live until the call returns.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Memory that was used by something large goes back to the system, so that an idle PID 1 stays small.
+pub fn release_memory() {
+    // SAFETY: malloc_trim touches only memory that is free.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Large allocations come from the kernel and go back to it on free, whatever was freed before.
+pub fn keep_heap_small() {
+    // SAFETY: mallopt changes parameters of the allocator alone.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 * 1024);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024);
+    }
+}

@@ -1,0 +1,168 @@
+//! The processes of one command: a leaf cgroup, or without a memory cgroup the process tree.
+//!
+//! A leaf tells whose memory ran out (the kernel counts OOM kills only in the victim's own cgroup) and holds every
+//! process of a command, however it forks or detaches. Leaves c0, c1, ... are made as they are needed and used again
+//! as soon as they are empty, since a removed cgroup lingers in the kernel: sequential commands share one leaf.
+//!
+//! PID 1 may make leaves because the directory above belongs to the keeper. A child joins one through a descriptor
+//! of its `cgroup.procs` while it still is the keeper, which both versions of cgroups allow; version 2 further asks
+//! that `cgroup.procs` of the directory above belongs to the keeper as well, and that PID 1 sits in a leaf itself.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{mkdirat, openat, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{kill_process, Pid, Signal};
+
+use super::tree;
+
+/// Leaves at most; more are in use only if as many commands have left processes behind.
+const LIMIT: usize = 512;
+
+struct Leaf {
+    procs: OwnedFd,
+    /// Where OOM kills are counted.
+    events: OwnedFd,
+    /// Version 2: writing to it kills all members at once.
+    kill: Option<OwnedFd>,
+    busy: bool,
+}
+
+/// What a command's processes are found by.
+pub struct Scope {
+    leaf: Option<usize>,
+    /// The first process; its descendants and its session are the scope when there is no leaf.
+    root: Option<Pid>,
+    oom_kills_before: u64,
+}
+
+pub struct Leaves {
+    parent: Option<OwnedFd>,
+    version: u8,
+    proc: OwnedFd,
+    leaves: Vec<Leaf>,
+}
+
+impl Leaves {
+    pub fn new(parent: Option<OwnedFd>, version: u8, proc: OwnedFd) -> Self {
+        Self { parent, version, proc, leaves: Vec::new() }
+    }
+
+    /// A scope with nothing in it.
+    pub fn acquire(&mut self) -> Result<Scope, Errno> {
+        if self.parent.is_none() {
+            return Ok(Scope { leaf: None, root: None, oom_kills_before: 0 });
+        }
+        let unused = self.leaves.iter().position(|leaf| !leaf.busy && read_pids(&leaf.procs, 1).is_empty());
+        let index = match unused {
+            Some(index) => index,
+            None => self.make()?,
+        };
+        self.leaves[index].busy = true;
+        let mut scope = Scope { leaf: Some(index), root: None, oom_kills_before: 0 };
+        scope.oom_kills_before = self.count_oom_kills(&scope);
+        Ok(scope)
+    }
+
+    fn make(&mut self) -> Result<usize, Errno> {
+        let index = self.leaves.len();
+        let Some(parent) = self.parent.as_ref().filter(|_| index < LIMIT) else { return Err(Errno::NOSPC) };
+        let name = format!("c{index}");
+        match mkdirat(parent, &name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        let open = |file: &str, flags| openat(parent, format!("{name}/{file}"), flags | OFlags::CLOEXEC, Mode::empty());
+        let procs = open("cgroup.procs", OFlags::RDWR)?;
+        let (events, kill) = match self.version {
+            1 => (open("memory.oom_control", OFlags::RDONLY)?, None),
+            _ => (open("memory.events", OFlags::RDONLY)?, open("cgroup.kill", OFlags::WRONLY).ok()),
+        };
+        self.leaves.push(Leaf { procs, events, kill, busy: false });
+        Ok(index)
+    }
+
+    /// The scope's command has been answered. Processes it left behind go on; the leaf is used again when empty.
+    pub fn release(&mut self, scope: Scope) {
+        if let Some(leaf) = scope.leaf.and_then(|index| self.leaves.get_mut(index)) {
+            leaf.busy = false;
+        }
+    }
+
+    /// Where a child joins.
+    pub fn door(&self, scope: &Scope) -> Option<BorrowedFd<'_>> {
+        self.leaf(scope).map(|leaf| leaf.procs.as_fd())
+    }
+
+    /// Every process of the scope now, zombies aside; at most `limit` of them.
+    pub fn members(&self, scope: &Scope, limit: usize) -> Vec<Pid> {
+        match (self.leaf(scope), scope.root) {
+            (Some(leaf), _) => read_pids(&leaf.procs, limit),
+            (None, Some(root)) => tree::members(&self.proc, root),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// Send SIGKILL to everything in the scope. A process that forks faster than it is found needs further calls:
+    /// each one leaves fewer, since a process with a pending SIGKILL cannot fork.
+    pub fn kill(&self, scope: &Scope) {
+        if let Some(kill) = self.leaf(scope).and_then(|leaf| leaf.kill.as_ref()) {
+            if rustix::io::write(kill, b"1").is_ok() {
+                return;
+            }
+        }
+        self.signal(scope, Signal::KILL);
+    }
+
+    pub fn signal(&self, scope: &Scope, signal: Signal) {
+        for pid in self.members(scope, usize::MAX) {
+            // ESRCH: it has ended in between, which is what was wanted
+            let _gone = kill_process(pid, signal);
+        }
+    }
+
+    /// OOM kills in the scope since it was acquired.
+    pub fn oom_kills(&self, scope: &Scope) -> u64 {
+        self.count_oom_kills(scope).saturating_sub(scope.oom_kills_before)
+    }
+
+    fn count_oom_kills(&self, scope: &Scope) -> u64 {
+        self.leaf(scope).map_or(0, |leaf| read_counter(leaf.events.as_fd(), "oom_kill"))
+    }
+
+    fn leaf(&self, scope: &Scope) -> Option<&Leaf> {
+        scope.leaf.and_then(|index| self.leaves.get(index))
+    }
+}
+
+impl Scope {
+    pub fn set_root(&mut self, root: Pid) {
+        self.root = Some(root);
+    }
+}
+
+/// The value of `name` in a file of "name value" lines; 0 when it cannot be read, since it only informs.
+pub fn read_counter(file: BorrowedFd<'_>, name: &str) -> u64 {
+    let mut buffer = [0; 1024];
+    let count = rustix::io::pread(file, &mut buffer, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&buffer[..count]);
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.find(|(key, _)| *key == name).and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
+}
+
+fn read_pids(procs: &OwnedFd, limit: usize) -> Vec<Pid> {
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    let mut pids = Vec::new();
+    while pids.len() < limit {
+        let count = rustix::io::pread(procs, &mut buffer, text.len() as u64).unwrap_or(0);
+        text.extend_from_slice(&buffer[..count]);
+        if count == 0 || limit == 1 {
+            break;
+        }
+    }
+    let lines = String::from_utf8_lossy(&text);
+    // 0 stands for a process outside of our pid namespace
+    pids.extend(lines.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).take(limit));
+    pids
+}

@@ -1,0 +1,138 @@
+//! Who a user is inside the sandbox.
+//!
+//! `/etc/passwd` and `/etc/group` belong to the sandbox, so they are read by a child that is root inside (not PID 1),
+//! only if they are regular files, and only up to a bound; a line that cannot be read is no line. A numeric user
+//! needs no entry, and neither does `root`, so that an image without these files can be used.
+
+use std::io::Read;
+
+use rustix::fs::{open, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+const PASSWD: &str = "/etc/passwd";
+const GROUP: &str = "/etc/group";
+/// Bytes read of either file.
+const LIMIT: u64 = 4 * 1024 * 1024;
+/// Supplementary groups taken of a user.
+const LIMIT_GROUPS: usize = 256;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary.
+    pub groups: Vec<u32>,
+    pub home: Vec<u8>,
+}
+
+struct Entry<'a> {
+    name: &'a [u8],
+    uid: u32,
+    gid: u32,
+    home: &'a [u8],
+}
+
+/// The account of a name, a number, or `uid:gid`. `Errno::NOENT` says that there is no such user.
+pub fn resolve(user: &str) -> Result<Account, Errno> {
+    if let Some((uid, gid)) = user.split_once(':') {
+        let (uid, gid) = (number(uid.as_bytes()).ok_or(Errno::NOENT)?, number(gid.as_bytes()).ok_or(Errno::NOENT)?);
+        let passwd = read(PASSWD)?;
+        let home = entries(&passwd).find(|entry| entry.uid == uid).map_or(b"/".to_vec(), |entry| entry.home.to_vec());
+        return Ok(Account { uid, gid, groups: Vec::new(), home });
+    }
+    find(user.as_bytes(), &read(PASSWD)?, &read(GROUP)?).ok_or(Errno::NOENT)
+}
+
+fn find(user: &[u8], passwd: &[u8], group: &[u8]) -> Option<Account> {
+    let wanted = number(user);
+    let entry = match wanted {
+        // of a number, the entry only adds the groups and the home
+        Some(uid) => entries(passwd).find(|entry| entry.uid == uid),
+        None => entries(passwd).find(|entry| entry.name == user),
+    };
+    if let Some(entry) = entry {
+        let groups = memberships(entry.name, group);
+        return Some(Account { uid: entry.uid, gid: entry.gid, groups, home: entry.home.to_vec() });
+    }
+    match wanted {
+        Some(uid) => Some(Account { uid, gid: 0, groups: Vec::new(), home: b"/".to_vec() }),
+        None if user == b"root" => Some(Account { uid: 0, gid: 0, groups: Vec::new(), home: b"/root".to_vec() }),
+        None => None,
+    }
+}
+
+fn entries(passwd: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    passwd.split(|byte| *byte == b'\n').filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let uid = number(fields.nth(1)?)?;
+        let gid = number(fields.next()?)?;
+        let home = fields.nth(1).filter(|home| home.starts_with(b"/")).unwrap_or(b"/");
+        Some(Entry { name, uid, gid, home })
+    })
+}
+
+fn memberships(name: &[u8], group: &[u8]) -> Vec<u32> {
+    let of_line = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let gid = number(fields.nth(2)?)?;
+        fields.next()?.split(|byte| *byte == b',').any(|member| member == name).then_some(gid)
+    };
+    group.split(|byte| *byte == b'\n').filter_map(of_line).take(LIMIT_GROUPS).collect()
+}
+
+fn number(text: &[u8]) -> Option<u32> {
+    if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// A missing file is an empty one; so is one that is not a regular file.
+fn read(path: &str) -> Result<Vec<u8>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = match open(path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let status = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        return Ok(Vec::new());
+    }
+    let mut content = Vec::new();
+    let mut bounded = std::fs::File::from(file).take(LIMIT);
+    bounded.read_to_end(&mut content).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: &[u8] =
+        b"root:x:0:0:root:/root:/bin/sh\n:::\nbroken\nme:x:1000:1001:Me,,,:/home/me:/bin/sh\nodd:x:7:8::relative:\n";
+    const GROUPS: &[u8] = b"root:x:0:\nsudo:x:27:you,me\nvideo:x:44:me\nmine:x:1001:\nbad:x:nan:me\n";
+
+    fn account(user: &str) -> Option<Account> {
+        find(user.as_bytes(), SAMPLE, GROUPS)
+    }
+
+    #[test]
+    fn names_and_numbers_find_their_entry() {
+        let expected = Account { uid: 1000, gid: 1001, groups: vec![27, 44], home: b"/home/me".to_vec() };
+        assert_eq!(account("me"), Some(expected.clone()));
+        assert_eq!(account("1000"), Some(expected));
+        assert_eq!(account("nobody"), None);
+        assert_eq!(account("odd").map(|found| found.home), Some(b"/".to_vec()));
+    }
+
+    #[test]
+    fn numbers_and_root_need_no_entry() {
+        let found = find(b"4242", b"", b"");
+        assert_eq!(found, Some(Account { uid: 4242, gid: 0, groups: vec![], home: b"/".to_vec() }));
+        assert_eq!(find(b"root", b"", b"").map(|root| (root.uid, root.gid)), Some((0, 0)));
+        assert_eq!(find(b"", SAMPLE, GROUPS), None);
+        assert_eq!(find(b"99999999999", SAMPLE, GROUPS), None);
+    }
+}

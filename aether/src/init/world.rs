@@ -1,0 +1,59 @@
+//! What all calls share.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::pipe::{pipe_with, PipeFlags};
+
+use super::child::Sandbox;
+use super::edge::Edge;
+use super::kernel;
+use super::leaf::{read_counter, Leaves};
+use super::orphans::Orphans;
+use super::Meminfo;
+
+/// Large enough that the allocator takes it from the kernel page by page, as it is used.
+pub const SCRATCH: usize = 128 * 1024;
+const WORTH_A_REST: u64 = 64 * 1024;
+
+pub struct World {
+    pub sandbox: Sandbox,
+    pub edge: Edge,
+    pub leaves: Leaves,
+    pub orphans: Orphans,
+    pub meminfo: Option<Meminfo>,
+    pub pids_events: Option<OwnedFd>,
+    /// Where one read lands before it is passed on.
+    pub scratch: Vec<u8>,
+    /// Bytes passed on since the last rest.
+    pub passed: u64,
+}
+
+impl World {
+    /// Forks the kernel has refused in this sandbox so far.
+    pub fn pids_refused(&self) -> u64 {
+        self.pids_events.as_ref().map_or(0, |events| read_counter(events.as_fd(), "max"))
+    }
+
+    /// Nothing runs: give back memory that something large has used, so that an idle sandbox stays small.
+    pub fn rest(&mut self) {
+        if self.passed >= WORTH_A_REST {
+            self.passed = 0;
+            self.scratch = vec![0; SCRATCH];
+            kernel::release_memory();
+        }
+    }
+
+    /// A pipe from a child: our end, which does not block, and the child's.
+    pub fn output_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        Ok((ours, theirs))
+    }
+
+    /// A pipe to a child: the child's end, and ours, which does not block.
+    pub fn input_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        Ok((theirs, ours))
+    }
+}
