@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -268,6 +269,8 @@ class ForkServer:
             link.close("it was shut down")
         if self._process is not None:
             await asyncio.to_thread(self._process.wait, CALL_TIMEOUT_S)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._socket_path)
         _close_all(list(self._held.values()))
         self._held.clear()
 
