@@ -116,7 +116,7 @@ const HOLDER_STACK: usize = 4096;
 struct HolderStack([u8; HOLDER_STACK]);
 
 /// A process that does nothing in a new user namespace and shares this one's memory, which makes it cheap; it lives on
-/// `stack`. Dropping it kills and reaps it.
+/// a stack of its own. Dropping it kills it and waits for its end; `kill` in advance makes that short.
 pub struct NamespaceHolder {
     pub pid: Pid,
     _stack: Box<HolderStack>,
@@ -139,10 +139,18 @@ impl NamespaceHolder {
     }
 }
 
+impl NamespaceHolder {
+    /// It is not needed any more: let it end while others work.
+    pub fn kill(&self) -> Result<(), Errno> {
+        // it is our child and not yet reaped, so its pid is still its own
+        rustix::process::kill_process(self.pid, rustix::process::Signal::KILL)
+    }
+}
+
 impl Drop for NamespaceHolder {
     fn drop(&mut self) {
-        // it is our child and not yet reaped, so its pid is still its own; ESRCH and ECHILD would say that it is gone
-        let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
+        // ESRCH and ECHILD would say that it is gone
+        let _ = self.kill();
         while let Err(Errno::INTR) = rustix::process::waitpid(Some(self.pid), rustix::process::WaitOptions::empty()) {}
     }
 }
@@ -211,7 +219,9 @@ pub fn bring_up(socket: impl AsFd, interface: &CStr) -> Result<(), Errno> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: the request lives across the call.
-    checked(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, std::ptr::addr_of!(request)) }.into())?;
+    checked(
+        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, std::ptr::addr_of!(request)) }.into(),
+    )?;
     Ok(())
 }
 

@@ -11,9 +11,15 @@ use crate::sys::BpfInstruction;
 pub enum When {
     Always,
     /// The argument has one of these bits.
-    AnyBit { argument: u32, bits: u32 },
+    AnyBit {
+        argument: u32,
+        bits: u32,
+    },
     /// The argument (its low 32 bits, which is all of an `int`) is none of these values.
-    NoneOf { argument: u32, values: &'static [u32] },
+    NoneOf {
+        argument: u32,
+        values: &'static [u32],
+    },
 }
 
 /// A call number, and when it is refused with which errno.
@@ -93,10 +99,9 @@ fn search(refusals: &[Refusal]) -> Vec<BpfInstruction> {
             let left = search(low);
             let mut code = match u8::try_from(left.len()) {
                 Ok(distance) => vec![instruction(JUMP_AT_LEAST, high[0].number, distance, 0)],
-                Err(_) => vec![
-                    instruction(JUMP_AT_LEAST, high[0].number, 0, 1),
-                    instruction(JUMP, left.len() as u32, 0, 0),
-                ],
+                Err(_) => {
+                    vec![instruction(JUMP_AT_LEAST, high[0].number, 0, 1), instruction(JUMP, left.len() as u32, 0, 0)]
+                }
             };
             code.extend(left);
             code.extend(search(high));
@@ -115,7 +120,9 @@ fn answer(refusal: &Refusal) -> Vec<BpfInstruction> {
             let mut test = vec![instruction(LOAD, ARGUMENTS + 8 * argument, 0, 0)];
             // over the values that follow and over the refusal
             let allow = |index: usize| (values.len() - index) as u8;
-            test.extend(values.iter().enumerate().map(|(index, value)| instruction(JUMP_EQUAL, *value, allow(index), 0)));
+            test.extend(
+                values.iter().enumerate().map(|(index, value)| instruction(JUMP_EQUAL, *value, allow(index), 0)),
+            );
             test
         }
     };
@@ -179,10 +186,7 @@ mod tests {
     fn arguments_decide() {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
-        let refusals = vec![
-            Refusal { number: 1, when: bits, errno: 1 },
-            Refusal { number: 2, when: values, errno: 2 },
-        ];
+        let refusals = vec![Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
         let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]);
         let answer = |number, arguments| evaluate(&program, 7, number, arguments);
         assert_eq!(answer(1, [0x20, 0, 0, 0, 0, 0]), verdict::ERRNO | 1);

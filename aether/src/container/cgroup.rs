@@ -9,6 +9,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{openat, AtFlags, Gid, Mode, OFlags, Uid, CWD};
 use rustix::io::Errno;
+use rustix::mount::{fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsopen, fspick};
+use rustix::mount::{FsOpenFlags, FsPickFlags};
 
 use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::Plan;
@@ -19,6 +21,22 @@ use crate::sys::{KernelError, On};
 pub struct Hierarchy {
     pub mount_point: String,
     pub version: u8,
+    /// Of the file system, not of this mount of it.
+    pub options: Vec<String>,
+}
+
+impl Hierarchy {
+    fn parse(line: &str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let version = match right.next()? {
+            "cgroup" => 1,
+            "cgroup2" => 2,
+            _ => return None,
+        };
+        let options = right.nth(1)?.split(',').map(String::from).collect();
+        Some(Self { mount_point: left.split(' ').nth(4)?.to_string(), version, options })
+    }
 }
 
 /// What PID 1 keeps of its cgroups.
@@ -39,16 +57,35 @@ pub enum View<'a> {
 
 /// The hierarchies in a mountinfo table.
 pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
-    let parse = |line: &str| {
-        let (left, right) = line.split_once(" - ")?;
-        let version = match right.split(' ').next()? {
-            "cgroup" => 1,
-            "cgroup2" => 2,
-            _ => return None,
-        };
-        Some(Hierarchy { mount_point: left.split(' ').nth(4)?.to_string(), version })
-    };
-    mountinfo.lines().filter_map(parse).collect()
+    mountinfo.lines().filter_map(Hierarchy::parse).collect()
+}
+
+/// Make moving a process into a cgroup cheap, if this kernel can (6.0): whether it did.
+///
+/// Otherwise a move waits until every processor has passed through the scheduler, 10 ms and more, unless another move
+/// was made just before; and each sandbox and each command is moved at its start. The setting is the whole machine's
+/// and costs every fork some nanoseconds. It is one of the second hierarchy's mount options, which are set together:
+/// those there are stay.
+pub fn favor_moves(hierarchies: &[Hierarchy]) -> Result<bool, KernelError> {
+    const FAVOR: &str = "favordynmods";
+    let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == 2);
+    if unified.is_some_and(|hierarchy| hierarchy.options.iter().any(|option| option == FAVOR)) {
+        return Ok(true);
+    }
+    let context = match unified {
+        Some(hierarchy) => fspick(CWD, hierarchy.mount_point.as_str(), FsPickFlags::FSPICK_CLOEXEC),
+        None => fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC),
+    }
+    .on("configure file system", "cgroup2")?;
+    if fsconfig_set_flag(&context, FAVOR).is_err() {
+        return Ok(false);
+    }
+    for option in unified.iter().flat_map(|hierarchy| &hierarchy.options).filter(|option| *option != "rw") {
+        fsconfig_set_flag(&context, option.as_str()).on("keep option of cgroup2", option)?;
+    }
+    let set = if unified.is_some() { fsconfig_reconfigure(&context) } else { fsconfig_create(&context) };
+    set.on("set option of cgroup2", FAVOR)?;
+    Ok(true)
 }
 
 /// Where the cgroup at `path` is shown, or nothing when it lies in no hierarchy that we know.

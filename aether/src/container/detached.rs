@@ -2,18 +2,17 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::path::Arg;
 use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, FsMountFlags, FsOpenFlags,
     MountAttrFlags, MoveMountFlags, OpenTreeFlags,
 };
+use rustix::path::Arg;
 
 use crate::sys::{KernelError, On};
 
 /// For file systems that hold no programs and no devices.
-pub const PLAIN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
-    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
-    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+pub const PLAIN: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV).union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
 /// A new file system of type `kind`.
 pub fn make(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> Result<OwnedFd, KernelError> {

@@ -37,8 +37,7 @@ impl Inside<'_> {
     /// Give a path to the sandbox's own root user.
     pub fn own(&self, directory: impl AsFd, path: &str) -> Result<(), KernelError> {
         let ids = (Some(Uid::from_raw(self.owner)), Some(Gid::from_raw(self.owner)));
-        rustix::fs::chownat(directory, path, ids.0, ids.1, AtFlags::SYMLINK_NOFOLLOW)
-            .on("change the owner of", path)
+        rustix::fs::chownat(directory, path, ids.0, ids.1, AtFlags::SYMLINK_NOFOLLOW).on("change the owner of", path)
     }
 
     /// The file or directory at an absolute path, or nothing.

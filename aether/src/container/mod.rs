@@ -90,7 +90,7 @@ fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) 
     cgroup::settle(plan, &cgroups)?;
     let proc = mounts::make_proc()?;
     network::configure(plan, &proc)?;
-    let user_namespace = user_namespace::make(plan, &proc)?;
+    let (user_namespace, holder) = user_namespace::make(plan, &proc)?;
     rootfs::map_layers(&copies, &user_namespace)?;
     let scratch = rootfs::mount_scratch(plan)?;
     let root = rootfs::mount_overlay(plan, node.machine.overlay, &scratch, copies)?;
@@ -98,6 +98,7 @@ fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) 
     let mounted = mounts::mount_all(plan, &inside, &proc, &node.machine)?;
     rootfs::pivot(&root)?;
     privileges::set_oom_score(plan, &proc, &node.machine)?;
+    drop(holder);
     node.filters.install(plan.nested_user_namespaces)?;
     privileges::drop_all(plan, node.descriptors)?;
     let meminfo = match (mounted.meminfo, cgroups.memory_usage) {

@@ -31,7 +31,9 @@ pub enum Overlay {
 
 const SCRATCH_BYTES: &str = "size=4m";
 const SCRATCH_ROOT: &str = "root";
-const OPTIONS: [(&str, &str); 3] = [("redirect_dir", "off"), ("metacopy", "off"), ("xino", "on")];
+/// An index and an identity of its own would only write more into the upper at each mount.
+const OPTIONS: [(&str, &str); 5] =
+    [("redirect_dir", "off"), ("metacopy", "off"), ("xino", "on"), ("index", "off"), ("uuid", "off")];
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Copies of the held layers; make them before leaving the mount namespace in which these were held.
@@ -146,7 +148,8 @@ pub fn pivot(root: &OwnedFd) -> Result<(), Failure> {
 pub fn probe() -> Result<Overlay, KernelError> {
     let mount = detached::make("tmpfs", &[("size", "4k")], MountAttrFlags::empty())?;
     let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).on("open file system", "overlay")?;
-    let takes = detached::copy(&mount, "").is_ok_and(|copy| fsconfig_set_fd(&context, "lowerdir+", copy.as_fd()).is_ok());
+    let takes =
+        detached::copy(&mount, "").is_ok_and(|copy| fsconfig_set_fd(&context, "lowerdir+", copy.as_fd()).is_ok());
     Ok(if takes { Overlay::Descriptors } else { Overlay::Paths })
 }
 

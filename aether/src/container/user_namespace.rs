@@ -14,23 +14,27 @@ use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::{Plan, ID_RANGE};
 use crate::sys::{KernelError, NamespaceHolder, On};
 
-/// Make the namespace. `proc` is a procfs of the sandbox's own pid namespace.
-pub fn make(plan: &Plan, proc: impl AsFd) -> Result<OwnedFd, Failure> {
+/// Make the namespace. `proc` is a procfs of the sandbox's own pid namespace. The process that was needed for it is
+/// dying; whoever drops it waits for its end.
+pub fn make(plan: &Plan, proc: impl AsFd) -> Result<(OwnedFd, NamespaceHolder), Failure> {
     make_mapped(plan, proc).during(Stage::UserNamespace)
 }
 
-fn make_mapped(plan: &Plan, proc: impl AsFd) -> Result<OwnedFd, KernelError> {
+fn make_mapped(plan: &Plan, proc: impl AsFd) -> Result<(OwnedFd, NamespaceHolder), KernelError> {
     let holder = start_as_keeper(plan.keeper)?;
     let pid = holder.pid.as_raw_nonzero();
     let map = format!("0 {} {ID_RANGE}\n", plan.id_base);
     for file in ["uid_map", "gid_map"] {
         let path = format!("{pid}/{file}");
-        let descriptor =
-            openat(&proc, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).on("open", format!("/proc/{path}"))?;
+        let descriptor = openat(&proc, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .on("open", format!("/proc/{path}"))?;
         rustix::io::write(&descriptor, map.as_bytes()).on("map ids in", format!("/proc/{path}"))?;
     }
     let path = format!("{pid}/ns/user");
-    openat(&proc, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).on("open", format!("/proc/{path}"))
+    let namespace =
+        openat(&proc, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).on("open", format!("/proc/{path}"))?;
+    holder.kill().on("end", "the maker of a user namespace")?;
+    Ok((namespace, holder))
 }
 
 fn start_as_keeper(keeper: u32) -> Result<NamespaceHolder, KernelError> {

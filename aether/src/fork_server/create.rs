@@ -154,7 +154,8 @@ impl Server {
         match sandbox.making {
             Some(making) => {
                 unwatch(&self.epoll, &making.report);
-                let unsaid = || failure("report", Errno::PIPE, &format!("the new process ended with status {status:#x}"));
+                let unsaid =
+                    || failure("report", Errno::PIPE, &format!("the new process ended with status {status:#x}"));
                 let cause = making.failure.or_else(|| last_words(&making.report)).unwrap_or_else(unsaid);
                 self.answer(making.origin, Err(create_error(&sandbox.id, &cause)));
             }

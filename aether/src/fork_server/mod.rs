@@ -38,7 +38,7 @@ use std::str::FromStr;
 
 use rustix::fs::{flock, openat, FlockOperation, Mode, OFlags, CWD};
 use rustix::io::Errno;
-use rustix::net::{bind, listen, sockopt, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{bind, listen, socket_with, sockopt, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::container::rootfs::Overlay;
 use crate::sys::{KernelError, On};
@@ -91,7 +91,8 @@ fn lock(run_dir: &Path) -> Result<OwnedFd, KernelError> {
     let path = run_dir.join(LOCK);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let file = openat(CWD, &path, flags, Mode::from_raw_mode(0o600)).on("open", path.display())?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).on("lock (is another fork server running?)", path.display())?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .on("lock (is another fork server running?)", path.display())?;
     Ok(file)
 }
 

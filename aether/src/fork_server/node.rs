@@ -8,6 +8,7 @@ use rustix::process::{getrlimit, setrlimit, umask, Resource, Rlimit};
 use rustix::thread::UnshareFlags;
 
 use super::{Options, OverlayChoice};
+use crate::container::cgroup::Hierarchy;
 use crate::container::limits::Machine;
 use crate::container::rootfs::{self, Overlay};
 use crate::container::seccomp::Filters;
@@ -34,17 +35,30 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
     if !may_lower_oom_score {
         eprintln!("aether: the OOM killer may choose this process and PID 1 of sandboxes: lowering oom_score_adj is refused (CAP_SYS_RESOURCE)");
     }
-    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").on("read", "/proc/self/mountinfo")?;
+    let hierarchies = find_hierarchies()?;
     Ok(Node {
         machine: Machine {
             overlay,
-            hierarchies: cgroup::hierarchies(&mountinfo),
+            hierarchies,
             cpuinfo: std::fs::read_to_string("/proc/cpuinfo").on("read", "/proc/cpuinfo")?,
             may_lower_oom_score,
         },
         filters: Filters::assemble(),
         descriptors: raise_descriptor_limit()?,
     })
+}
+
+fn find_hierarchies() -> Result<Vec<Hierarchy>, KernelError> {
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").on("read", "/proc/self/mountinfo")?;
+    let hierarchies = cgroup::hierarchies(&mountinfo);
+    match cgroup::favor_moves(&hierarchies) {
+        Ok(true) => {}
+        Ok(false) => {
+            eprintln!("aether: creates and commands may wait 10 ms for their cgroup: this kernel has no favordynmods")
+        }
+        Err(error) => eprintln!("aether: creates and commands may wait 10 ms for their cgroup: {error}"),
+    }
+    Ok(hierarchies)
 }
 
 /// Two descriptors a sandbox and one a layer: take what the hard limit gives. Returns what it was before.

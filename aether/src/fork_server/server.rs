@@ -97,9 +97,7 @@ impl Server {
 
     /// Whether everything has ended that was asked to end, and the asker knows.
     fn is_over(&self) -> bool {
-        self.shutdown.is_some()
-            && self.children.len() == 0
-            && !self.connections.values().any(Connection::has_waiting)
+        self.shutdown.is_some() && self.children.len() == 0 && !self.connections.values().any(Connection::has_waiting)
     }
 
     fn time_left(&mut self, now: Instant) -> Option<Timespec> {
