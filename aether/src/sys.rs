@@ -219,9 +219,8 @@ pub fn bring_up(socket: impl AsFd, interface: &CStr) -> Result<(), Errno> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: the request lives across the call.
-    checked(
-        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, std::ptr::addr_of!(request)) }.into(),
-    )?;
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, std::ptr::addr_of!(request)) };
+    checked(result.into())?;
     Ok(())
 }
 
