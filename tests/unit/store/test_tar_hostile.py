@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import errno
 import gzip
 import io
 import lzma
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from tar_bytes import END, header, member, padded, pax, record
 from dsec.store.build import build_layer
 from dsec.store.sources import TarSource
 from dsec.store.sources import tar as tar_module
-from libdsec.protocol.errors import DSecError, InvalidArgumentError
+from libdsec.protocol.errors import DSecError, FileOperationError, InvalidArgumentError
 
 
 def refused(tmp_path: Path, tar: bytes, why: str, named: str | None = None) -> None:
@@ -141,9 +144,9 @@ def test_a_cut_tar_names_what_was_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
-def test_damaged_compression_names_the_member(tmp_path: Path, compress: object) -> None:
+def test_damaged_compression_names_the_member(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     tar = member(b"whole", noise(1000)) + member(b"cut", noise(300_000)) + END
-    data = compress(tar)  # type: ignore[operator]
+    data = compress(tar)
     refused(tmp_path, data[: len(data) // 2], "compressed stream ends early", "cut")
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 0xFF
@@ -153,6 +156,20 @@ def test_damaged_compression_names_the_member(tmp_path: Path, compress: object) 
     damaged[-6] ^= 0xFF
     refused(tmp_path, bytes(damaged), "compressed and damaged", "cut")
     refused(tmp_path, data + b"trailing", "compressed and damaged|stream ends early", "cut")
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress])
+def test_an_input_that_fails_is_told_from_a_damaged_one(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    class Failing(io.BytesIO):
+        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+            if self.tell() > 200_000:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readinto(memoryview(buffer)[:100_000])
+
+    with pytest.raises(FileOperationError, match="Input/output") as caught:
+        build_layer(TarSource(Failing(compress(member(b"a", noise(900_000)) + END))), tmp_path, "x")
+    assert caught.value.details["errno"] == errno.EIO
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_follows_the_end_mark_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 Two threads: the caller's reads the source and packs chunks, another hashes and writes them. What is being built has
 names ending in `.partial`; the data file gets its name first and the metadata image last, both after fsync, so a
 metadata image under its own name always has its data beside it. After an error nothing of the build is left.
+
+Memory: 9 MiB of buffers whatever the input, and 0.9 KB for each name in the tree.
 """
 
 from __future__ import annotations

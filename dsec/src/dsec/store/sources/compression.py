@@ -13,10 +13,11 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from libdsec.protocol.errors import UnsupportedOperationError
+from libdsec.protocol.errors import FileOperationError, UnsupportedOperationError
 
 BUFFER_BYTES: Final = 256 * 1024
 XZ_MEMORY_BYTES: Final = 512 * 1024 * 1024
@@ -82,8 +83,9 @@ class _Plain(io.RawIOBase):
         return True
 
     def peek(self, count: int) -> bytes:
-        while len(self._head) < count and (more := self._source.read(count - len(self._head))):
-            self._head += more
+        with _failure_is_typed():
+            while len(self._head) < count and (more := self._source.read(count - len(self._head))):
+                self._head += more
         return self._head
 
     def give_back(self, data: bytes) -> None:
@@ -96,11 +98,21 @@ class _Plain(io.RawIOBase):
             view[:count] = self._head[:count]
             self._head = self._head[count:]
             return count
-        if self._readinto is not None:
-            return self._readinto(view) or 0
-        data = self._source.read(len(view)) or b""
+        with _failure_is_typed():
+            if self._readinto is not None:
+                return self._readinto(view) or 0
+            data = self._source.read(len(view)) or b""
         view[: len(data)] = data
         return len(data)
+
+
+@contextmanager
+def _failure_is_typed() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        raise FileOperationError(f"cannot read tar: {error.strerror or error}", path="", errno=number) from error
 
 
 class _Decompressed(io.RawIOBase):
@@ -119,13 +131,13 @@ class _Decompressed(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer)
         while not self._ended:
+            data = self._more() if self._decoder.needs_input else b""
             try:
-                data = self._more() if self._decoder.needs_input else b""
                 made = self._decoder.decompress(data, max_length=len(view))
-                if self._decoder.eof:
-                    self._next_member()
             except self._failures as error:
                 raise DecompressionError(f"is compressed and damaged: {error}") from error
+            if self._decoder.eof:
+                self._next_member()
             if made:
                 view[: len(made)] = made
                 return len(made)
@@ -153,7 +165,7 @@ class _Decompressed(io.RawIOBase):
 def open_plain(source: ByteInput) -> io.BufferedReader:
     """`source` from its present position, decompressed if it is compressed. `source` is not closed by this.
 
-    Reading raises `DecompressionError`. Raises
+    Reading raises `DecompressionError`, or `FileOperationError` when `source` itself fails. Raises
     `UnsupportedOperationError` for Zstandard where no decoder for it is installed (`backports.zstd`, before
     Python 3.14).
     """

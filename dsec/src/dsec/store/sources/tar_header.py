@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from libdsec.protocol.errors import InvalidArgumentError
@@ -19,6 +20,9 @@ _FIELDS: Final = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
 _CHECKSUM: Final = slice(148, 156)
 _NUMBER: Final = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _DECIMAL: Final = re.compile(rb"(-?)(\d{1,20})(?:\.(\d*))?")
+
+EXTENDED: Final = b"xXgLK"
+"""Kinds of headers that say something about the member behind them."""
 
 Records = dict[bytes, bytes]
 
@@ -45,7 +49,10 @@ class HeaderError(Exception):
 
 
 def parse_header(block: bytes) -> Header:
-    """The header in `block`. Raises `HeaderError` for a wrong checksum or a number that is none."""
+    """The header in `block`; of an extended one only name, kind and size.
+
+    Raises `HeaderError` for a wrong checksum or a number that is none.
+    """
     name, mode, uid, gid, size, mtime, checksum, kind, link, magic, _, _, major, minor, prefix = _FIELDS.unpack(block)
     _check_sum(block, _number(checksum, "checksum"))
     name = name.partition(b"\0")[0]
@@ -54,6 +61,8 @@ def parse_header(block: bytes) -> Header:
     length = _number(size, "size")
     if length < 0:
         raise HeaderError("has a negative size")
+    if kind in EXTENDED:
+        return Header(name, 0, 0, 0, length, 0, kind, b"", 0, 0, block)
     device = kind in b"34"
     return Header(
         name,
@@ -80,6 +89,7 @@ def _check_sum(block: bytes, expected: int) -> None:
         raise HeaderError(f"has a wrong header checksum (is {total}, says {expected})")
 
 
+@lru_cache(maxsize=4096)
 def _number(field: bytes, what: str) -> int:
     first = field[0]
     if first >= 0x80:
