@@ -20,7 +20,9 @@ use super::tree;
 const LIMIT: usize = 512;
 
 struct Leaf {
-    procs: OwnedFd,
+    directory: OwnedFd,
+    /// `cgroup.procs`, for joining.
+    door: OwnedFd,
     /// Where OOM kills are counted.
     events: OwnedFd,
     /// Version 2: writing to it kills all members at once.
@@ -53,7 +55,7 @@ impl Leaves {
         if self.parent.is_none() {
             return Ok(Scope { leaf: None, root: None, oom_kills_before: 0 });
         }
-        let unused = self.leaves.iter().position(|leaf| !leaf.busy && read_pids(&leaf.procs, 1).is_empty());
+        let unused = self.leaves.iter().position(|leaf| !leaf.busy && read_pids(&leaf.directory, 1).is_empty());
         let index = match unused {
             Some(index) => index,
             None => self.make()?,
@@ -72,13 +74,15 @@ impl Leaves {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
         }
-        let open = |file: &str, flags| openat(parent, format!("{name}/{file}"), flags | OFlags::CLOEXEC, Mode::empty());
-        let procs = open("cgroup.procs", OFlags::RDWR)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(parent, &name, flags, Mode::empty())?;
+        let open = |file: &str, flags| openat(&directory, file, flags | OFlags::CLOEXEC, Mode::empty());
+        let door = open("cgroup.procs", OFlags::WRONLY)?;
         let (events, kill) = match self.version {
             1 => (open("memory.oom_control", OFlags::RDONLY)?, None),
             _ => (open("memory.events", OFlags::RDONLY)?, open("cgroup.kill", OFlags::WRONLY).ok()),
         };
-        self.leaves.push(Leaf { procs, events, kill, busy: false });
+        self.leaves.push(Leaf { directory, door, events, kill, busy: false });
         Ok(index)
     }
 
@@ -91,13 +95,13 @@ impl Leaves {
 
     /// Where a child joins.
     pub fn door(&self, scope: &Scope) -> Option<BorrowedFd<'_>> {
-        self.leaf(scope).map(|leaf| leaf.procs.as_fd())
+        self.leaf(scope).map(|leaf| leaf.door.as_fd())
     }
 
     /// Every process of the scope now, zombies aside; at most `limit` of them.
     pub fn members(&self, scope: &Scope, limit: usize) -> Vec<Pid> {
         match (self.leaf(scope), scope.root) {
-            (Some(leaf), _) => read_pids(&leaf.procs, limit),
+            (Some(leaf), _) => read_pids(&leaf.directory, limit),
             (None, Some(root)) => tree::members(&self.proc, root),
             (None, None) => Vec::new(),
         }
@@ -150,19 +154,19 @@ pub fn read_counter(file: BorrowedFd<'_>, name: &str) -> u64 {
     lines.find(|(key, _)| *key == name).and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
 }
 
-fn read_pids(procs: &OwnedFd, limit: usize) -> Vec<Pid> {
+/// Opened anew each time: version 1 serves a list up to a second old to a descriptor that has read one before.
+fn read_pids(leaf: &OwnedFd, limit: usize) -> Vec<Pid> {
     let mut text = Vec::new();
-    let mut buffer = [0; 4096];
-    let mut pids = Vec::new();
-    while pids.len() < limit {
-        let count = rustix::io::pread(procs, &mut buffer, text.len() as u64).unwrap_or(0);
-        text.extend_from_slice(&buffer[..count]);
-        if count == 0 || limit == 1 {
-            break;
+    if let Ok(procs) = openat(leaf, "cgroup.procs", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = rustix::io::read(&procs, &mut buffer) {
+            text.extend_from_slice(&buffer[..count]);
+            if limit == 1 {
+                break;
+            }
         }
     }
     let lines = String::from_utf8_lossy(&text);
     // 0 stands for a process outside of our pid namespace
-    pids.extend(lines.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).take(limit));
-    pids
+    lines.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).take(limit).collect()
 }
