@@ -8,15 +8,18 @@
 
         async with DSecClient(endpoint=server) as client: ...
 
-`listen` puts it at a Unix socket instead, for clients elsewhere. It keeps the rules of docs/wire.md as a server does
-(hello, windows, credit, one end a call) and fails loudly when the client breaks one.
+`listen` and `serving` put it at a Unix socket instead, for clients elsewhere. It keeps the rules of docs/wire.md as a
+server does (hello, windows, credit, one end a call) and fails loudly when the client breaks one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -178,6 +181,33 @@ class FakeServer:
             body = InternalError(f"cannot answer {call.method}: {error!r}").body()
             frame = encode(Kind.ERROR, number, msgspec.msgpack.encode(body))
         peer.end(number, frame)
+
+
+@contextlib.contextmanager
+def serving(path: str) -> Iterator[FakeServer]:
+    """A fake server at a Unix socket, in a thread of its own: for clients without an event loop, and for commands."""
+    server = FakeServer()
+    over, ready = asyncio.Event(), threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        async with server:
+            await server.listen(path)
+            loops.append(asyncio.get_running_loop())
+            ready.set()
+            await over.wait()
+
+    with concurrent.futures.ThreadPoolExecutor(1, "dsec-fake") as executor:
+        done = executor.submit(asyncio.run, main())
+        done.add_done_callback(lambda _: ready.set())
+        ready.wait(30)
+        if not loops:
+            done.result(0)  # how it failed
+        try:
+            yield server
+        finally:
+            loops[0].call_soon_threadsafe(over.set)
+            done.result(30)
 
 
 class _Peer(asyncio.Protocol):

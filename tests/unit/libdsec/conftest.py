@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from libdsec import DSecClient
-from libdsec.testing import FakeServer
+from libdsec.testing import FakeServer, serving
 
 Use = Callable[[FakeServer, DSecClient], Awaitable[None]]
 
@@ -32,22 +31,6 @@ def with_fake() -> Callable[[Use], None]:
 @pytest.fixture
 def fake_node(tmp_path: Path) -> Iterator[FakeServer]:
     """A fake server in a thread of its own, at `url`."""
-    server = FakeServer()
-    server.url = f"unix://{tmp_path}/api.sock"  # type: ignore[attr-defined]
-    ready, over = threading.Event(), asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def main() -> None:
-        async with server:
-            await server.listen(f"{tmp_path}/api.sock")
-            loops.append(asyncio.get_running_loop())
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert ready.wait(10)
-    yield server
-    loops[0].call_soon_threadsafe(over.set)
-    thread.join(10)
-    assert not thread.is_alive()
+    with serving(f"{tmp_path}/api.sock") as server:
+        server.url = f"unix://{tmp_path}/api.sock"  # type: ignore[attr-defined]
+        yield server

@@ -35,6 +35,8 @@ from .output import emit, say, waiting
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_TIMEOUT_S = 60.0
+
 
 @app.command()
 def create(
@@ -55,8 +57,8 @@ def create(
     deadline: DeadlineOption = None,
     nested_user_namespaces: NestedOption = False,
     timeout: Annotated[
-        float, typer.Option(parser=seconds, metavar="TIME", help="Give up when it does not run after so long.")
-    ] = 60.0,
+        float | None, typer.Option(parser=seconds, metavar="TIME", help="Give up after so long. [default: 60s]")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Create a sandbox and print its id.
@@ -89,7 +91,7 @@ def create(
             nested_user_namespaces=nested_user_namespaces,
         )
         async with waiting("creating the sandbox"):
-            sandbox = await client.run_container(args, timeout=timeout)
+            sandbox = await client.run_container(args, timeout=timeout or _TIMEOUT_S)
         if json:
             emit(await sandbox.info())
         else:

@@ -37,7 +37,18 @@ def _quantity(text: str, units: str, factors: dict[str, float], form: str) -> fl
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="An id, or any unique beginning of one.")]
-CommandArgument = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")]
+
+
+def _without_separator(command: list[str]) -> list[str]:
+    """Without the `--` that stands between a sandbox and its command: options end at the sandbox already, so the parser
+    leaves the separator in the command."""
+    return command[1:] if command[:1] == ["--"] and len(command) > 1 else command
+
+
+CommandArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="COMMAND", help="The program and its arguments.", callback=_without_separator),
+]
 ImageOption = Annotated[
     str | None,
     typer.Option("--image", envvar="DSEC_IMAGE", help="NAME:TAG. Without it, the only base image that there is."),

@@ -19,7 +19,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def version(json: JsonOption = False) -> None:
-    """Show the versions of this command and, if one runs, of the server. Starts none."""
+    """Show the versions of this command and, if one runs, of the server. Starts none.
+
+    \b
+    dsec version
+    dsec version --json
+    """
 
     async def work() -> None:
         server = await _server_version()

@@ -1,0 +1,173 @@
+"""`dsec run`, `create`, `exec`, `ls`, `inspect`, `logs`, `stop`: what they send, print and end with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from libdsec.protocol.spec import MIB
+
+
+def test_run_streams_and_ends_with_the_commands_code(node):
+    result = node.run("run", "--", "exit", "7")
+    assert (result.exit_code, result.stdout, result.stderr) == (7, "out\n", "err\n")
+    assert node.sandboxes["n" * 24] == "stopped"
+    assert node.request("exec").stream
+
+
+def test_run_keeps_the_sandbox_when_told_to(node):
+    result = node.run("run", "--keep", "exit", "0")
+    assert result.exit_code == 0
+    assert "n" * 24 in result.stderr
+    assert node.sandboxes["n" * 24] == "running"
+
+
+def test_every_option_of_run_goes_out(node):
+    options = (
+        "--image debian:12 --workspace repo/x:v1 --toolkit t:1 --toolkit t:2 --memory 1.5g --cpus 0.5 --pids 9 "
+        "--disk 100m --disk-inodes 77 -e A=1 -e B=x=y -u nobody -w /srv --hostname box -l task=7 --ttl 10m "
+        "--deadline 2h --nested-user-namespaces --timeout 30s"
+    )
+    assert node.run("run", *options.split(), "--", "exit", "0").exit_code == 0
+    spec = node.request("sandbox.create").spec
+    assert (spec.workspace, spec.toolkits, spec.env, spec.labels) == (
+        "repo/x:v1",
+        ("t:1", "t:2"),
+        {"A": "1", "B": "x=y"},
+        {"task": "7"},
+    )
+    limits = spec.limits
+    assert (limits.memory_bytes, limits.cpu_cores, limits.pids) == (1536 * MIB, 0.5, 9)
+    assert (limits.disk_bytes, limits.disk_inodes) == (100 * MIB, 77)
+    assert (spec.user, spec.cwd, spec.hostname, spec.ttl_idle_s, spec.deadline_s) == (
+        "nobody",
+        "/srv",
+        "box",
+        600,
+        7200,
+    )
+    assert spec.nested_user_namespaces
+    assert node.request("exec").timeout_s == 30
+
+
+def test_options_after_the_command_are_the_commands(node):
+    node.run("run", "cat", "--image", "-x")
+    assert node.request("exec").argv == ("cat", "--image", "-x")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        (["signal", "15"], 143, ""),
+        (["signal", "9"], 137, "memory"),
+        (["sleep"], 124, "time was over"),
+        (["nope"], 127, "no such program"),
+    ],
+)
+def test_ends_that_are_no_exit(node, command, code, told):
+    result = node.run("run", "--", *command)
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert node.sandboxes["n" * 24] == "stopped"
+
+
+def test_run_as_json(node):
+    result = node.run("run", "--json", "--", "exit", "3")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == answer["exit_code"] == 3
+    assert (answer["stdout"], answer["stderr"], answer["truncated"]) == ("out\n", "err\n", False)
+    assert not node.request("exec").stream
+
+
+def test_an_error_as_json_and_as_a_line(node):
+    result = node.run("run", "--image", "nope:1", "--json", "--", "exit", "0")
+    assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (66, "image_not_found")
+    result = node.run("run", "--image", "nope:1", "--", "exit", "0")
+    assert result.exit_code == 66
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "dsec: cannot find image nope:1",
+        "      see `dsec image ls`, or make one with `dsec image build`",
+    ]
+
+
+def test_without_an_image_there_must_be_one(node):
+    node.images.clear()
+    result = node.run("run", "exit", "0")
+    assert (result.exit_code, "dsec image build" in result.stderr) == (66, True)
+
+
+@pytest.mark.parametrize(
+    "bad", [["--memory", "lots"], ["--timeout", "-1"], ["--ttl", "0"], ["--cpus", "x"], ["--nope"]]
+)
+def test_wrong_usage(node, bad):
+    assert node.run("run", *bad, "exit", "0").exit_code == 2
+    assert node.server.calls == []
+
+
+def test_a_pair_that_is_none(node):
+    result = node.run("run", "-e", "NAME", "exit", "0")
+    assert (result.exit_code, "NAME=VALUE" in result.stderr) == (64, True)
+
+
+def test_create_prints_the_id(node):
+    assert node.run("create", "--ttl", "5m").stdout == "n" * 24 + "\n"
+    assert node.json("create")["id"] == "n" * 24
+
+
+def test_exec_by_a_unique_beginning(node):
+    assert node.run("exec", "x", "exit", "0").exit_code == 0
+    assert node.request("exec").sandbox == f"{'xyz':0<24}"
+    result = node.run("exec", "ab", "exit", "0")
+    assert (result.exit_code, "2 ids begin so" in result.stderr) == (64, True)
+    result = node.run("exec", "q", "exit", "0")
+    assert (result.exit_code, "no id begins so" in result.stderr) == (66, True)
+
+
+def test_exec_passes_env_user_cwd(node):
+    node.run("exec", "-e", "A=1", "-u", "1000", "-w", "/x", "xyz", "--", "exit", "0")
+    request = node.request("exec")
+    assert (request.env, request.user, request.cwd) == ({"A": "1"}, "1000", "/x")
+
+
+def test_a_terminal_needs_a_terminal(node):
+    for command in (["exec", "-t", "xyz", "exit", "0"], ["shell", "xyz"]):
+        result = node.run(*command)
+        assert (result.exit_code, "standard input is none" in result.stderr) == (64, True)
+
+
+def test_ls(node):
+    lines = node.run("ls").stdout.splitlines()
+    assert lines[0].split() == ["ID", "IMAGE", "STATE", "AGE", "UNUSED", "MEMORY", "CPUS", "LABELS"]
+    assert len(lines) == 4
+    assert "\x1b" not in lines[1]  # what a label holds cannot move the cursor
+    assert node.run("ls", "-q").stdout.split() == list(node.sandboxes)
+    assert [info["id"] for info in node.json("ls")] == list(node.sandboxes)
+    node.run("stop", "abc")
+    assert len(node.json("ls")) == 2
+    assert len(node.json("ls", "--all")) == 3
+
+
+def test_inspect_and_logs(node):
+    assert "debian:12" in node.run("inspect", "xyz").stdout
+    assert node.json("inspect", "xyz")["spec"]["image"] == "debian:12"
+    assert "created" in node.run("logs", "xyz").stdout
+    assert node.json("logs", "xyz")[0]["event"] == "created"
+    assert node.run("logs", "-n", "5", "xyz").exit_code == 0
+    assert node.request("sandbox.logs").limit == 5
+
+
+def test_stop(node):
+    result = node.run("stop", "abc", "z" * 24, "xyz")
+    assert result.exit_code == 66
+    assert result.stdout.split() == [f"{'abc':0<24}", f"{'xyz':0<24}"]
+    assert "z" * 24 in result.stderr
+    assert node.run("stop", "--all").stdout.split() == [f"{'abd':0<24}"]
+    assert node.run("stop").exit_code == node.run("stop", "--all", "abc").exit_code == 64
+
+
+def test_no_server(node):
+    node.url = "unix:///nonexistent/api.sock"
+    result = node.run("ls")
+    assert (result.exit_code, "dsec serve" in result.stderr) == (69, True)
