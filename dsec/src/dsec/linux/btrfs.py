@@ -75,7 +75,8 @@ def remove_subvolume(path: str) -> None:
 
 def _on_parent(path: str, request: int, what: str) -> None:
     parent, name = os.path.split(path)
-    arguments = struct.pack("=q4088s", 0, os.fsencode(name))
+    # a bytearray, since fcntl takes immutable arguments of 1,024 bytes at most
+    arguments = bytearray(struct.pack("=q4088s", 0, os.fsencode(name)))
     try:
         descriptor = os.open(parent, _OPEN)
         try:

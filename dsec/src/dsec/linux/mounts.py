@@ -10,6 +10,7 @@ directory, once a directory and process.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import tempfile
@@ -35,7 +36,7 @@ def mount_erofs(metadata: str, data: str | None, *, label: str = "", method: Met
     target = f"{label} ({metadata})" if label else metadata
     for path in (metadata, data):
         if path is not None and not os.path.isfile(path):
-            raise KernelError(2, "mount EROFS image", target, f"{path} is missing")
+            raise KernelError(errno.ENOENT, "mount EROFS image", target, f"{path} is missing")
     if method is None:
         method = erofs_method(os.path.dirname(os.path.abspath(metadata)))
     if method == "files":
@@ -107,11 +108,12 @@ def umount(path: str, *, lazy: bool = False) -> None:
     syscalls.umount(path, syscalls.UMOUNT_NOFOLLOW | (syscalls.MNT_DETACH if lazy else 0))
 
 
-def is_mount_point(path: str) -> bool:
-    """Whether something is mounted at the path in this namespace; False also when the path is not there."""
+def detach_if_mounted(path: str) -> bool:
+    """Lazily detach what is mounted at a path; False when nothing is, or the path is not there."""
     try:
-        own = os.stat(path, follow_symlinks=False)
-        parent = os.stat(os.path.dirname(os.path.abspath(path)))
-    except FileNotFoundError:
-        return False
-    return own.st_dev != parent.st_dev
+        umount(path, lazy=True)
+    except KernelError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return False
+        raise
+    return True

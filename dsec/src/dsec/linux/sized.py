@@ -6,6 +6,7 @@ first needed, so that the file starts with a few hundred KB on the disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 
@@ -25,6 +26,7 @@ _BLOCK = 4096
 _GROUP_BYTES = 128 * 1024 * 1024
 """Of a block group, the largest there is with such blocks. Inodes come in sixteens a group."""
 _INODE_STEP = 16
+_MKFS = "mkfs.ext4"
 _MKFS_TIMEOUT_S = 60
 _MKFS_OPTIONS = "lazy_itable_init=1,nodiscard,assume_storage_prezeroed=1"
 _ATTRIBUTES = syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOATIME
@@ -88,7 +90,7 @@ def _make_image(image: str, size: int, inodes: int | None) -> None:
             os.close(descriptor)
     except OSError as error:
         raise from_os_error(error, "make", image) from None
-    command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-b", str(_BLOCK), "-O", "^has_journal,^resize_inode"]
+    command = [_MKFS, "-q", "-F", "-m", "0", "-b", str(_BLOCK), "-O", "^has_journal,^resize_inode"]
     command += ["-E", _MKFS_OPTIONS]
     if inodes is not None:
         command += ["-N", str(inodes)]
@@ -106,7 +108,9 @@ def _make_image(image: str, size: int, inodes: int | None) -> None:
             "cannot bound the disk: mkfs.ext4 is not installed; install e2fsprogs", limit="disk"
         ) from None
     except subprocess.TimeoutExpired:
-        raise KernelError(110, "make ext4 in", image, f"mkfs.ext4 took longer than {_MKFS_TIMEOUT_S} s") from None
+        raise KernelError(
+            errno.ETIMEDOUT, "make ext4 in", image, f"mkfs.ext4 took longer than {_MKFS_TIMEOUT_S} s"
+        ) from None
     if done.returncode != 0:
         text = done.stderr[-500:].decode("utf-8", "replace").strip()
-        raise KernelError(5, "make ext4 in", image, f"mkfs.ext4 ended with {done.returncode}: {text}")
+        raise KernelError(errno.EIO, "make ext4 in", image, f"mkfs.ext4 ended with {done.returncode}: {text}")

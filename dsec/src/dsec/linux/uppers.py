@@ -13,6 +13,7 @@ and its `remove` works as if this process had made it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -39,12 +40,10 @@ class Upper:
 
         :raises KernelError: something could not be given back; `leftovers` will list it again.
         """
-        mount = _mount_path(self.home)
-        if mounts.is_mount_point(mount):
-            # its files go with the image file; whatever still holds the mount keeps the loop device until it ends
-            mounts.umount(mount, lazy=True)
-        if btrfs.is_subvolume(mount):
-            btrfs.remove_subvolume(mount)
+        place = _mount_path(self.home)
+        # a mount's files go with the image file; what still holds the mount keeps the loop device until it ends
+        if os.path.isdir(place) and not mounts.detach_if_mounted(place) and btrfs.is_subvolume(place):
+            btrfs.remove_subvolume(place)
         if trash is None:
             remove_tree(self.home)
         elif (thrown := trash.throw(self.home)) is not None:
@@ -96,7 +95,7 @@ def open_upper(parent_dir: str, name: str) -> Upper:
     upper = _upper(home, place)
     for path in (upper.path_upper, upper.path_work):
         if not os.path.isdir(path):
-            raise KernelError(2, "open upper", path)
+            raise KernelError(errno.ENOENT, "open upper", path)
     return upper
 
 

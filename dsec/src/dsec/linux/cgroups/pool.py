@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -168,7 +169,7 @@ class CgroupPool:
         group = cgroup_at(self._hierarchies, self._root_name, name)
         for path in group.paths:
             if not os.path.isdir(path):
-                raise KernelError(2, "adopt cgroup", path)
+                raise KernelError(errno.ENOENT, "adopt cgroup", path)
         if match := _NAME.fullmatch(name):
             self._next = max(self._next, int(match[1]) + 1)
         group.limits = None

@@ -1,0 +1,203 @@
+"""The pool on cgroup v2, over a directory tree that behaves like the kernel's where the pool relies on it."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dsec.linux.cgroups import CgroupLimits, CgroupPool, Hierarchies, Hierarchy
+from dsec.linux.cgroups import group as group_module
+from libdsec.protocol.errors import UnsupportedOperationError
+
+FILES = {
+    "cgroup.procs": "",
+    "cgroup.subtree_control": "",
+    "cgroup.kill": "",
+    "memory.max": "max",
+    "memory.swap.max": "max",
+    "memory.current": "4096\n",
+    "memory.events": "low 0\noom 0\noom_kill 0\n",
+    "cpu.max": "max 100000",
+    "pids.max": "max",
+    "pids.current": "0\n",
+    "pids.events": "max 0\n",
+}
+
+
+class FakeCgroups:
+    """A mounted v2 hierarchy: directories get their files when made, and can be removed with them."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.writes: list[tuple[str, str]] = []
+        self._mkdir, self._rmdir, self._write = os.mkdir, os.rmdir, group_module._write
+        (root / "cgroup.subtree_control").write_text("")
+        patch.setattr(os, "mkdir", self._make)
+        patch.setattr(os, "rmdir", self._remove)
+        patch.setattr(group_module, "_write", self._record)
+
+    def _make(self, path: str | Path, mode: int = 0o777, **options: int) -> None:
+        self._mkdir(path, mode, **options)
+        if Path(path).is_relative_to(self.root):
+            for name, content in FILES.items():
+                (Path(path) / name).write_text(content)
+
+    def _remove(self, path: str, **options: int) -> None:
+        if Path(path).is_relative_to(self.root):
+            if (Path(path) / "cgroup.procs").read_text():
+                raise OSError(errno.EBUSY, "busy", path)
+            if any(entry.is_dir() for entry in os.scandir(path)):
+                raise OSError(errno.ENOTEMPTY, "not empty", path)
+            for name in FILES:
+                (Path(path) / name).unlink()
+        self._rmdir(path, **options)
+
+    def _record(self, directory: str, name: str, value: str) -> None:
+        path = Path(directory) / name
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        self.writes.append((f"{path.parent.name}/{name}", value))
+        if name == "cgroup.kill":
+            for procs in Path(directory).rglob("cgroup.procs"):
+                procs.write_text("")
+        elif name == "cgroup.subtree_control":
+            path.write_text("")
+        else:
+            path.write_text(value)
+
+    def last(self) -> dict[str, str]:
+        """What was written since the last call."""
+        written, self.writes = dict(self.writes), []
+        return written
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCgroups:
+    return FakeCgroups(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def pool(fake: FakeCgroups) -> CgroupPool:
+    return CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),)))
+
+
+def test_the_tree_hands_controllers_down_and_a_group_gets_its_limits(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits(512 << 20, 1.5, 100))
+    for directory in (fake.root, fake.root / "dsec-test"):
+        assert (directory / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    assert group.paths == [f"{fake.root}/dsec-test/s0"]
+    assert (group.memory, group.pids, group.version) == (group.paths[0], group.paths[0], 2)
+    assert fake.last() == {
+        "s0/memory.max": str(512 << 20),
+        "s0/memory.swap.max": "0",
+        "s0/cpu.max": "150000 100000",
+        "s0/pids.max": "100",
+    }
+    assert group.memory_usage() == 4096
+
+
+def test_a_group_used_again_writes_only_what_differs(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits(512 << 20, 1.0, 100))
+    assert pool.release(group)
+    fake.last()
+    again = pool.acquire(CgroupLimits(512 << 20, 1.0, 100))
+    assert again is group
+    assert fake.last() == {}
+    assert pool.release(again)
+    pool.acquire(CgroupLimits(512 << 20, None, 50))
+    assert fake.last() == {"s0/cpu.max": "max 100000", "s0/pids.max": "50"}
+
+
+def test_kills_are_counted_from_when_the_group_was_taken(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits(512 << 20))
+    events = fake.root / "dsec-test/s0/memory.events"
+    events.write_text("low 0\noom 3\noom_kill 3\n")
+    assert group.oom_kills() == 3
+    pool.release(group)
+    group = pool.acquire(CgroupLimits(512 << 20))
+    assert group.oom_kills() == 0
+    events.write_text("low 0\noom 4\noom_kill 4\n")
+    assert group.oom_kills() == 1
+
+
+def test_leaves_and_what_they_were_handed_are_gone_when_given_back(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits(pids=10))
+    home = fake.root / "dsec-test/s0"
+    for leaf in ("init", "c0", "c1"):
+        os.mkdir(home / leaf)
+    (home / "cgroup.subtree_control").write_text("memory pids\n")
+    fake.last()
+    assert pool.release(group)
+    assert not [entry for entry in os.scandir(home) if entry.is_dir()]
+    assert fake.last() == {"s0/cgroup.subtree_control": "-memory -pids"}
+
+
+def test_a_group_with_processes_is_set_aside_and_comes_back_when_empty(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits())
+    procs = fake.root / "dsec-test/s0/cgroup.procs"
+    procs.write_text("4194303\n")
+    assert not pool.release(group)
+    assert pool.acquire(CgroupLimits()).name == "s1"
+    assert pool.set_aside() == 1
+    procs.write_text("")
+    assert pool.set_aside() == 0
+    assert not procs.exists()
+
+
+def test_giving_back_twice_is_harmless(pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits())
+    assert pool.release(group)
+    assert pool.release(group)
+    assert pool.acquire(CgroupLimits()) is not pool.acquire(CgroupLimits())
+
+
+def test_after_a_crash_groups_are_adopted_or_swept(fake: FakeCgroups, pool: CgroupPool) -> None:
+    for _ in range(3):
+        pool.acquire(CgroupLimits(memory_bytes=1 << 30))
+    procs = fake.root / "dsec-test/s2/cgroup.procs"
+    procs.write_text("4194303\n")
+    successor = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),)))
+    adopted = successor.adopt("s1")
+    fake.last()
+    assert successor.sweep() == 2
+    assert fake.last()["s2/cgroup.kill"] == "1"
+    assert sorted(p.name for p in (fake.root / "dsec-test").iterdir() if p.is_dir()) == ["s1"]
+    assert successor.acquire(CgroupLimits()).name not in ("s0", "s1", "s2")
+    # an adopted group's limits are not known, so all are written when it is taken again
+    assert successor.release(adopted)
+    fake.last()
+    assert successor.acquire(CgroupLimits()).name == "s1"
+    assert set(fake.last()) == {"s1/memory.max", "s1/memory.swap.max", "s1/cpu.max", "s1/pids.max"}
+
+
+def test_adopting_what_is_not_there_is_an_error(pool: CgroupPool) -> None:
+    with pytest.raises(OSError, match="adopt cgroup") as caught:
+        pool.adopt("s7")
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_idle_groups_are_bounded_and_close_removes_all(fake: FakeCgroups) -> None:
+    hierarchies = Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),))
+    pool = CgroupPool("dsec-test", hierarchies, max_idle=2)
+    for group in [pool.acquire(CgroupLimits()) for _ in range(5)]:
+        pool.release(group)
+    assert len([p for p in (fake.root / "dsec-test").iterdir() if p.is_dir()]) == 2
+    pool.prefill(10)
+    assert len([p for p in (fake.root / "dsec-test").iterdir() if p.is_dir()]) == 2
+    assert pool.close()
+    assert not (fake.root / "dsec-test").exists()
+
+
+def test_a_limit_without_a_controller_is_refused_before_anything_is_made(fake: FakeCgroups) -> None:
+    pool = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory",)),)))
+    with pytest.raises(UnsupportedOperationError, match="pids"):
+        pool.acquire(CgroupLimits(pids=10))
+    assert not (fake.root / "dsec-test").exists()
+
+
+def test_a_root_that_cannot_hand_down_says_what_to_do(fake: FakeCgroups, pool: CgroupPool) -> None:
+    (fake.root / "cgroup.subtree_control").unlink()
+    (fake.root / "cgroup.subtree_control").mkdir()
+    with pytest.raises(UnsupportedOperationError, match="child group"):
+        pool.acquire(CgroupLimits())
