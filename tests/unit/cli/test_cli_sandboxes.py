@@ -128,6 +128,7 @@ def test_exec_by_a_unique_beginning(node):
 def test_exec_passes_env_user_cwd(node):
     node.run("exec", "-e", "A=1", "-u", "1000", "-w", "/x", "xyz", "--", "exit", "0")
     request = node.request("exec")
+    assert request.argv == ("exit", "0")
     assert (request.env, request.user, request.cwd) == ({"A": "1"}, "1000", "/x")
 
 
