@@ -1,0 +1,182 @@
+"""A server process, and everything of it that can be seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WAIT_S = 30.0
+
+
+class NodeProcess:
+    def __init__(self, directory: Path) -> None:
+        self.state_dir = directory / "state"
+        self.run_dir = directory / "run"
+        self.run_dir.mkdir()
+        self.socket = str(self.run_dir / "api.sock")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "DSEC_STATE_DIR": str(self.state_dir), "DSEC_RUN_DIR": str(self.run_dir)}
+
+    def start(self) -> None:
+        with open(self.run_dir / "serve.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dsec", "serve"], env=self.environment, stdout=log, stderr=log
+            )
+        self.wait(lambda: os.path.exists(self.socket) or self._has_ended())
+        assert os.path.exists(self.socket), self.log()
+
+    def end(self) -> None:
+        """SIGTERM, and wait."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(WAIT_S) == 0, self.log()
+
+    def crash(self) -> None:
+        """SIGKILL the server; its fork server lives on."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        os.unlink(self.socket)
+
+    def kill(self) -> None:
+        """Whatever state a failed test left: nothing may run on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
+        for pid in [*self.fork_servers(), *self.inits()]:
+            os.kill(pid, signal.SIGKILL)
+
+    def log(self) -> str:
+        names = ("serve.log", "fork-server.log")
+        return "\n".join((self.run_dir / name).read_text() for name in names if (self.run_dir / name).exists())
+
+    @staticmethod
+    def wait(condition: object) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, "it did not come true in time"
+            time.sleep(0.01)
+
+    @property
+    def prefix(self) -> str:
+        return str(json.loads((self.state_dir / "edge.json").read_text())["edge_prefix"])
+
+    def fork_servers(self) -> list[int]:
+        return [pid for pid in self._aethers() if _inner_pid(pid) is None]
+
+    def inits(self) -> list[int]:
+        """PID 1 of every sandbox, also of those whose fork server is gone."""
+        return [pid for pid in self._aethers() if _inner_pid(pid) == 1]
+
+    def _aethers(self) -> list[int]:
+        """What was started as fork server of this run directory, and its forks, which have the same command line."""
+        wanted = f"fork-server\0--run-dir\0{self.run_dir}\0".encode()
+        return [pid for pid in _pids() if wanted in _read(pid, "cmdline")]
+
+    def descriptors(self) -> dict[str, int]:
+        assert self.process is not None
+        (fork_server,) = self.fork_servers()
+        return {
+            "server": len(os.listdir(f"/proc/{self.process.pid}/fd")),
+            "fork server": len(os.listdir(f"/proc/{fork_server}/fd")),
+        }
+
+    def processes(self) -> set[int]:
+        """The server's, the fork server's and all below them."""
+        assert self.process is not None
+        found = {self.process.pid, *self.fork_servers()}
+        parents = {pid: _parent(pid) for pid in _pids()}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found
+
+    def cgroups(self) -> int:
+        """Directories of ours in every hierarchy, those of sandboxes included."""
+        return sum(len(dirs) for root in self._cgroup_roots() for _, dirs, _ in os.walk(root))
+
+    def _cgroup_roots(self) -> list[str]:
+        name = f"dsec-{self.prefix}"
+        tops = ["/sys/fs/cgroup", *(f"/sys/fs/cgroup/{n}" for n in os.listdir("/sys/fs/cgroup"))]
+        return [f"{top}/{name}" for top in tops if os.path.isdir(f"{top}/{name}")]
+
+    def uppers(self) -> list[str]:
+        return [n for n in os.listdir(self.state_dir / "uppers") if not n.startswith(".")]
+
+    def trash(self) -> list[str]:
+        return os.listdir(self.state_dir / "uppers" / ".trash")
+
+    def left_behind(self) -> list[str]:
+        """After its end: what is still there and should not be."""
+        left = [f"fork server {pid}" for pid in self.fork_servers()]
+        left += [f"cgroup {root}" for root in self._cgroup_roots()]
+        left += [f"upper {name}" for name in self.uppers()]
+        left += [f"mount in {pid}: {line}" for pid, line in mounts_naming(str(self.run_dir))]
+        left += [f"socket {self.socket}"] if os.path.exists(self.socket) else []
+        return left
+
+    def _has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _inner_pid(pid: int) -> int | None:
+    """Its pid in the pid namespace that it made or was born in; None in the host's."""
+    for line in _read(pid, "status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1]) if len(line.split()) > 2 else None
+    return None
+
+
+def _parent(pid: int) -> int:
+    stat = _read(pid, "stat")
+    return int(stat[stat.rindex(b")") + 2 :].split()[1]) if stat else 0
+
+
+def mounts_naming(text: str) -> list[tuple[int, str]]:
+    """Mounts of any process that mention a path."""
+    return [
+        (pid, line.decode(errors="replace"))
+        for pid in _pids()
+        for line in _read(pid, "mountinfo").splitlines()
+        if text.encode() in line
+    ]
+
+
+def mount_count() -> dict[str, int]:
+    """Mounts a mount namespace, by the namespace."""
+    counts: dict[str, int] = {}
+    for pid in _pids():
+        try:
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+        except OSError:
+            continue
+        counts[namespace] = len(_read(pid, "mountinfo").splitlines())
+    return counts
+
+
+def cgroup_counts() -> dict[str, int]:
+    """/proc/cgroups: how many groups each v1 controller has, dying ones included."""
+    lines = Path("/proc/cgroups").read_text().splitlines()[1:]
+    return {line.split()[0]: int(line.split()[2]) for line in lines}
+
+
+def loop_devices() -> int:
+    return sum(os.path.isdir(f"/sys/block/{name}/loop") for name in os.listdir("/sys/block"))
