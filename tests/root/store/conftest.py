@@ -1,12 +1,11 @@
-"""Mounting layers for a test, and taking every mount away again."""
+"""Building and mounting a layer for a test, and that no mount is left behind."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,31 +18,7 @@ from dsec.store.sources import MemorySource, Source, SourceItem
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "store"))
 
 from layer_trees import check_files, check_fsck
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_MS_RDONLY = 1
-_MNT_DETACH = 2
-
-
-@contextmanager
-def mounted(build: LayerBuild, directory: Path) -> Iterator[Path]:
-    """The layer's root, mounted from its files."""
-    at = directory / f"mount-{Path(build.metadata_path).stem}"
-    at.mkdir(exist_ok=True)
-    options = f"device={build.data_path}".encode()
-    if _LIBC.mount(os.fsencode(build.metadata_path), os.fsencode(at), b"erofs", _MS_RDONLY, options):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(at))
-    try:
-        yield at
-    finally:
-        if _LIBC.umount2(os.fsencode(at), 0):
-            _LIBC.umount2(os.fsencode(at), _MNT_DETACH)
-            raise OSError(ctypes.get_errno(), f"{at} was still in use")
-        at.rmdir()
-
-
-Mounted = Callable[..., Any]
+from mounting import Mounted, mounted
 
 
 @pytest.fixture

@@ -25,10 +25,19 @@ from layer_trees import (
     noise,
     trees,
 )
+from mounting import Mounted, mounted, overlay
 
-from conftest import Mounted, mounted
 from dsec.store.build import build_layer
-from dsec.store.sources import BytesContent, DirectorySource, Entry, HardLink, MemorySource, TarSource
+from dsec.store.sources import (
+    BytesContent,
+    DirectorySource,
+    Entry,
+    HardLink,
+    MemorySource,
+    Opaque,
+    TarSource,
+    Whiteout,
+)
 from dsec.store.tree import Node
 
 pytestmark = pytest.mark.needs("root", "erofs-from-files")
@@ -192,6 +201,32 @@ def test_any_tree_mounts_as_it_was(members: list[Member]) -> None:
         build = build_layer(MemorySource(items(members)), directory, "x")
         with mounted(build, Path(directory)) as root:
             assert describe_directory(root) == describe_members(members)
+
+
+@pytest.mark.needs("overlay")
+def test_whiteouts_and_opaque_directories_hide_lower_layers(tmp_path: Path, mount: Mounted) -> None:
+    def file(path: bytes) -> Entry:
+        return Entry(path, Node(REG), BytesContent(path))
+
+    below = [file(b"etc/kept"), file(b"etc/gone"), file(b"opt/old/x"), file(b"srv/a"), file(b"dir/old")]
+    above = [
+        Whiteout(b"etc/gone"),
+        Opaque(b"opt"),
+        file(b"opt/new"),
+        Whiteout(b"srv"),
+        Whiteout(b"dir"),
+        file(b"dir/new"),
+        Entry(b"etc/kept", Node(REG, xattrs=((b"trusted.overlay.metacopy", b""),)), BytesContent(b"not redirected")),
+    ]
+    with (
+        mount(below) as (_, lower),
+        mount(above) as (_, upper),
+        overlay([upper, lower], tmp_path / "merged") as merged,
+    ):
+        found = {str(path.relative_to(merged)) for path in merged.rglob("*") if path.is_file()}
+        assert found == {"etc/kept", "opt/new", "dir/new"}
+        assert not (merged / "srv").exists()
+        assert (merged / "etc" / "kept").read_bytes() == b"not redirected"
 
 
 def test_a_deep_directory(tmp_path: Path, mount: Mounted) -> None:

@@ -16,9 +16,22 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from layer_trees import ACL, CAPABILITY_V2, Build, Description, describe_directory, describe_image, noise
+from hypothesis import HealthCheck, given, settings
+from layer_trees import (
+    ACL,
+    CAPABILITY_V2,
+    Build,
+    Description,
+    Member,
+    describe_directory,
+    describe_image,
+    describe_members,
+    noise,
+    trees,
+)
 from tar_bytes import END, header, member, padded, pax
 
+from dsec.store.build import build_layer
 from dsec.store.sources import DirectorySource, TarSource
 from dsec.store.tree import OPAQUE_XATTR
 
@@ -353,3 +366,34 @@ def test_tar_and_directory_agree(build: Build, tmp_path: Path) -> None:
             archive.add(top / name, "./" + name, recursive=False)
     by_tar = build(TarSource(io.BytesIO(stream.getvalue())))
     assert by_tar.layer_digest == by_directory.layer_digest
+
+
+def _tar_of(members: list[Member]) -> bytes:
+    """Everything in pax records, as a writer would that trusts no field."""
+    kinds = {stat.S_IFREG: b"0", stat.S_IFLNK: b"2", stat.S_IFCHR: b"3", stat.S_IFBLK: b"4", stat.S_IFDIR: b"5"}
+    parts: list[bytes] = []
+    for item in members:
+        path = (b"path", b"./" + item.path)
+        if item.link is not None:
+            parts.append(pax(path, (b"linkpath", b"./" + item.link)) + member(b"x", kind=b"1"))
+            continue
+        seconds, nanoseconds = divmod(abs(item.mtime_ns), 10**9)
+        time = b"%s%d.%09d" % (b"-" if item.mtime_ns < 0 else b"", seconds, nanoseconds)
+        records = [path, (b"mtime", time), (b"uid", b"%d" % item.uid), (b"gid", b"%d" % item.gid)]
+        records += [(b"linkpath", item.target)] if item.target else []
+        records += [(b"SCHILY.xattr." + name, value) for name, value in item.xattrs]
+        device = (os.major(item.rdev), os.minor(item.rdev))
+        kind = kinds.get(stat.S_IFMT(item.mode), b"6")
+        parts.append(pax(*records) + member(b"x", item.content, kind=kind, mode=item.mode & 0o7777, device=device))
+    return b"".join(parts) + END
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(trees())
+def test_any_tree_comes_through_a_tar(tmp_path_factory: pytest.TempPathFactory, members: list[Member]) -> None:
+    for item in members:
+        if stat.S_ISSOCK(item.mode):
+            item.mode = stat.S_IFIFO | stat.S_IMODE(item.mode)
+    source = TarSource(io.BytesIO(_tar_of(members)))
+    built = build_layer(source, tmp_path_factory.mktemp("tar"), "x")
+    assert describe_image(built) == describe_members(members)

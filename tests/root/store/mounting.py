@@ -1,0 +1,49 @@
+"""Mounting layers and overlays of them for a test."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dsec.store.build import LayerBuild
+
+Mounted = Callable[..., Any]
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MS_RDONLY = 1
+_MNT_DETACH = 2
+
+
+@contextmanager
+def _mount(source: str, at: Path, kind: bytes, options: str) -> Iterator[Path]:
+    at.mkdir(exist_ok=True)
+    if _LIBC.mount(os.fsencode(source), os.fsencode(at), kind, _MS_RDONLY, os.fsencode(options)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(at))
+    try:
+        yield at
+    finally:
+        if _LIBC.umount2(os.fsencode(at), 0):
+            number = ctypes.get_errno()
+            _LIBC.umount2(os.fsencode(at), _MNT_DETACH)
+            raise OSError(number, os.strerror(number), str(at))
+        at.rmdir()
+
+
+@contextmanager
+def mounted(build: LayerBuild, directory: Path) -> Iterator[Path]:
+    """The layer's root, mounted from its files."""
+    at = directory / f"mount-{Path(build.metadata_path).stem}"
+    with _mount(build.metadata_path, at, b"erofs", f"device={build.data_path}") as root:
+        yield root
+
+
+@contextmanager
+def overlay(lowers: list[Path], at: Path) -> Iterator[Path]:
+    """A read-only overlay, the first of `lowers` on top."""
+    with _mount("overlay", at, b"overlay", "lowerdir=" + ":".join(map(str, lowers))) as merged:
+        yield merged
