@@ -94,7 +94,7 @@ async def ground(options: Options, say: Say) -> AsyncIterator[Ground]:
     image = host_image() if options.image is None else HostImage(options.image, "")
     directory = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=options.scratch))
     try:
-        node: Node = OwnNode(directory) if options.private else UsersNode()
+        node: Node = OwnNode(directory / "node") if options.private else UsersNode(Path(options.state_dir))
         if options.private:
             async with node.running() as client:
                 await _build(client, image, Path(options.state_dir), directory / "users", say)

@@ -43,8 +43,8 @@ class UsersNode:
 
     owned = False
 
-    def __init__(self) -> None:
-        self.state_dir = Path(os.environ.get("DSEC_STATE_DIR", "/var/lib/dsec"))
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DSecClient]:
@@ -64,12 +64,12 @@ class OwnNode:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DSecClient]:
         for path in (self.state_dir, self._run_dir):
-            path.mkdir(exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "dsec", "serve"),
-                env={**os.environ, **self._environment()},
+                *("-m", "dsec", "serve", "--state-dir", str(self.state_dir), "--run-dir", str(self._run_dir)),
+                env={**os.environ, "DSEC_ID_BASE": str(_ID_BASE)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -81,13 +81,6 @@ class OwnNode:
             yield client
         finally:
             await self._end(client, process)
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "DSEC_STATE_DIR": str(self.state_dir),
-            "DSEC_RUN_DIR": str(self._run_dir),
-            "DSEC_ID_BASE": str(_ID_BASE),
-        }
 
     async def _connected(self, process: asyncio.subprocess.Process) -> DSecClient:
         client = DSecClient(f"unix://{self._run_dir / 'api.sock'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import ModuleType
 
 from libdsec.protocol.errors import InvalidArgumentError
@@ -15,7 +15,7 @@ BENCHES: Mapping[str, ModuleType] = {m.NAME: m for m in (create, lifecycle, exec
 """Name → module with NAME, SAMPLES and `measure(ground, samples, progress)`."""
 
 
-async def run(names: Sequence[str], samples: int | None, options: Options, say: Say) -> AsyncIterator[Report]:
+async def run(names: Sequence[str], samples: int | None, options: Options, say: Say) -> AsyncGenerator[Report, None]:
     """Each bench's report as it is there, all on one ground.
 
     :raises InvalidArgumentError: no bench of a name, or a number of samples that says nothing.

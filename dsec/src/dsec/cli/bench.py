@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +51,7 @@ def _register(name: str) -> None:
         private: Private = True,
         scratch: Scratch = "/var/tmp",
     ) -> None:
-        _main([name], samples, Options(image=image, private=private, scratch=scratch), json, None)
+        _main([name], samples, _options(image, private, scratch), json, None)
 
 
 for _name in BENCHES:
@@ -69,7 +71,12 @@ def every(
     Without --page the tables go into docs/performance.md of the current directory, if there is one.
     """
     where = page or (_PAGE if _PAGE.exists() else None)
-    _main(list(BENCHES), None, Options(image=image, private=private, scratch=scratch), json, where)
+    _main(list(BENCHES), None, _options(image, private, scratch), json, where)
+
+
+def _options(image: str | None, private: bool, scratch: str) -> Options:
+    state_dir = os.environ.get("DSEC_STATE_DIR") or Options().state_dir
+    return Options(image=image, private=private, scratch=scratch, state_dir=state_dir)
 
 
 def _main(names: list[str], samples: int | None, options: Options, json: bool, where: Path | None) -> None:
@@ -89,8 +96,9 @@ async def _measure(names: list[str], samples: int | None, options: Options, json
     reports = []
     out, err = Console(), Console(stderr=True)
     with err.status("starting") as status:
-        async for report in run(names, samples, options, lambda text: status.update(text)):
-            reports.append(report)
-            if not json:
-                out.print(table.render(report))
+        async with aclosing(run(names, samples, options, lambda text: status.update(text))) as running:
+            async for report in running:
+                reports.append(report)
+                if not json:
+                    out.print(table.render(report))
     return reports
