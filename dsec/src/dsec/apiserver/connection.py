@@ -37,6 +37,9 @@ STALL_TIMEOUT_S = 30.0
 """A client above the high-water mark that reads nothing for so long is disconnected."""
 
 HELLO_TIMEOUT_S = 10.0
+LINGER_S = 1.0
+"""What a refused client gets to read why."""
+
 _CREDENTIALS = struct.Struct("iII")
 
 _log = structlog.get_logger("dsec.apiserver")
@@ -77,11 +80,13 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
+        if self.lost:
+            return
         try:
             for frame in self._decoder.feed(data):
+                self._take(frame)
                 if self.lost:
                     return
-                self._take(frame)
         except DSecError as error:
             _log.warning("client broke the protocol", error=str(error))
             self._close_with(error)
@@ -103,6 +108,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose()
+        self._set_timer(None, None)
         self._service.connections.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
@@ -183,11 +189,15 @@ class Connection(asyncio.Protocol):
         return route.handle(self._service, Request(asked.method, asked.args, principal.name), call)
 
     def _close_with(self, error: DSecError) -> None:
-        """Tell the client on call 0, then close; what it was told before still reaches it."""
+        """Tell the client on call 0, then close; what it was told before still reaches it.
+
+        Our half closes first: a client that is still writing would find a closed socket and never read why.
+        """
         self.write(frames.encode(Kind.ERROR, 0, encode_error(error)))
         self._lose()
-        if self._transport is not None:
-            self._transport.close()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+            self._timer = self._loop.call_later(LINGER_S, self._transport.abort)
 
     def _lose(self) -> None:
         if self.lost:

@@ -25,6 +25,10 @@ class Route(NamedTuple):
     handle: Handler
 
 
+class _NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """`Empty` as a request: what is not known is refused."""
+
+
 class _Addressed(msgspec.Struct):
     """What every call to a sandbox has."""
 
@@ -34,7 +38,7 @@ class _Addressed(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder().encode
 _address = msgspec.msgpack.Decoder(_Addressed).decode
 _create_request = msgspec.msgpack.Decoder(CreateRequest).decode
-_empty = msgspec.msgpack.Decoder(Empty).decode
+_empty = msgspec.msgpack.Decoder(_NoArguments).decode
 
 
 class Answered:

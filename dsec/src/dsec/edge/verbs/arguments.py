@@ -7,12 +7,20 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from dsec.bus import Request
-from libdsec.protocol.calls import METHODS
+from libdsec.protocol.calls import METHODS, Empty
 from libdsec.protocol.errors import InvalidArgumentError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_DECODERS = {method: msgspec.msgpack.Decoder(types[0]) for method, types in METHODS.items()}
+
+class _NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """`Empty` as a request: what is not known is refused."""
+
+
+_DECODERS = {
+    method: msgspec.msgpack.Decoder(_NoArguments if types[0] is Empty else types[0])
+    for method, types in METHODS.items()
+}
 encode = msgspec.msgpack.Encoder().encode
 
 

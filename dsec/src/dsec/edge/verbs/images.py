@@ -16,7 +16,7 @@ from libdsec.protocol.environment import (
     parse_ref,
 )
 
-from .arguments import encode, read
+from .arguments import encode, read, read_any
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -37,7 +37,7 @@ async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageI
 
 
 def list_images(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    read(request, Empty)
+    read_any(request)
     caller.result(encode(ImageList(edge.images.list())))
     return ANSWERED
 

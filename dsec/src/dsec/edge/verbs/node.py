@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import ANSWERED, answer_by_task
-from libdsec.protocol.calls import Empty
 from libdsec.protocol.nodes import DoctorReport
 
-from .arguments import encode, read
+from .arguments import encode, read_any
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -22,7 +21,7 @@ def status(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 
 def doctor(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    read(request, Empty)
+    read_any(request)
     return answer_by_task(edge.spawn, _doctor(edge), caller, "node.doctor")
 
 
