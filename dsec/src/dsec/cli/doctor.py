@@ -49,9 +49,9 @@ async def _report() -> DoctorReport:
         async with DSecClient() as client:
             return await client.doctor()
     # without the server: what keeps it from starting is what one wants to know
-    from dsec.linux import probe
+    from dsec.linux.probe import findings
 
-    return DoctorReport(tuple(await asyncio.to_thread(probe.findings)))
+    return DoctorReport(tuple(await asyncio.to_thread(findings)))
 
 
 def _show(report: DoctorReport) -> None:

@@ -38,10 +38,19 @@ def logs(
             (
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at)) + f".{int(entry.at * 1000) % 1000:03d}",
                 entry.event,
-                " ".join(f"{name}={value}" for name, value in entry.detail.items()),
+                " ".join(f"{name}={_short(value)}" for name, value in entry.detail.items() if _tells(value)),
             )
             for entry in entries
         ]
         table(("TIME", "EVENT", "DETAIL"), rows)
 
     execute(json, work)
+
+
+def _tells(value: object) -> bool:
+    return bool(value) and (not isinstance(value, dict) or any(value.values()))
+
+
+def _short(value: object) -> object:
+    """Of what an output stream printed, how much."""
+    return value["total"] if isinstance(value, dict) and "total" in value else value

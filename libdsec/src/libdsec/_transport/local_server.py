@@ -34,6 +34,7 @@ class LocalEndpoint:
         """`command` is what serves; without it the installed platform's own."""
         self._directory = run_directory
         self._command = command
+        self._log_start = 0
         self._socket = UnixEndpoint(os.path.join(run_directory, "api.sock"))
 
     def __str__(self) -> str:
@@ -112,8 +113,10 @@ class LocalEndpoint:
 
     def _rotated_log(self) -> str:
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self.log).st_size > _LOG_LIMIT:
+            self._log_start = os.stat(self.log).st_size
+            if self._log_start > _LOG_LIMIT:
                 os.replace(self.log, self.log + ".1")
+                self._log_start = 0
         return self.log
 
     async def _first_connection(self, server: _Started, deadline: float) -> Connection:
@@ -130,7 +133,8 @@ class LocalEndpoint:
     def _log_tail(self) -> str:
         try:
             with open(self.log, "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL))
+                # only what this start has logged, and of that the end
+                log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - _LOG_TAIL))
                 tail = log.read().decode("utf-8", "replace").strip()
         except FileNotFoundError:
             return ""
