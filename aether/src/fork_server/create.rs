@@ -148,28 +148,32 @@ impl Server {
         Ok(())
     }
 
-    /// A reaped child: answer whoever waits for it, and tell the edge of a sandbox that it knew.
+    /// A reaped child: answer whoever waits for it, and tell the edge of a sandbox that it knew. By the time anyone
+    /// hears of it, its descriptors are closed here too.
     pub(super) fn child_died(&mut self, sandbox: Sandbox, status: i32) {
-        self.layers.release(&sandbox.layers);
-        match sandbox.making {
+        let Sandbox { id, channel, layers, making, kill_origins, .. } = sandbox;
+        drop(channel);
+        self.layers.release(&layers);
+        match making {
             Some(making) => {
-                unwatch(&self.epoll, &making.report);
-                let unsaid =
-                    || failure("report", Errno::PIPE, &format!("the new process ended with status {status:#x}"));
-                let cause = making.failure.or_else(|| last_words(&making.report)).unwrap_or_else(unsaid);
-                self.answer(making.origin, Err(create_error(&sandbox.id, &cause)));
+                let origin = making.origin;
+                let cause = self.cause_of_death(*making, status);
+                self.answer(origin, Err(create_error(&id, &cause)));
             }
-            None => {
-                let exited = Exited { event: "exited", id: &sandbox.id, status };
-                self.tell_edge(Frame::message(Kind::Event, 0, &exited));
-            }
+            None => self.tell_edge(Frame::message(Kind::Event, 0, &Exited { event: "exited", id: &id, status })),
         }
-        for origin in sandbox.kill_origins {
+        for origin in kill_origins {
             self.answer(origin, result(origin, &Empty {}, vec![]));
         }
         if let Some(origin) = self.shutdown.filter(|_| self.children.len() == 0) {
             self.answer(origin, result(origin, &Empty {}, vec![]));
         }
+    }
+
+    fn cause_of_death(&self, making: Making, status: i32) -> Failure {
+        unwatch(&self.epoll, &making.report);
+        let unsaid = || failure("report", Errno::PIPE, &format!("the new process ended with status {status:#x}"));
+        making.failure.or_else(|| last_words(&making.report)).unwrap_or_else(unsaid)
     }
 }
 
