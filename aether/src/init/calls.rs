@@ -14,11 +14,13 @@ use super::commands::Command;
 use super::event_loop::EventLoop;
 use super::outcome::{invalid, too_many};
 use super::pty::Size;
+use super::sessions::{not_found, CloseArgs, OpenArgs, RunArgs, Session};
 use crate::seqpacket::ChannelError;
 use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError};
 
 /// Commands at once.
 const LIMIT_COMMANDS: usize = 64;
+const LIMIT_SESSIONS: usize = 16;
 /// Bytes of memory that all collected output may take.
 const LIMIT_COLLECTED: u64 = 128 * 1024 * 1024;
 
@@ -91,7 +93,7 @@ impl EventLoop {
     }
 
     fn running(&self, call: u64) -> bool {
-        self.commands.contains_key(&call)
+        self.commands.contains_key(&call) || self.sessions.values().any(|session| session.runs(call))
     }
 
     fn open(&mut self, frame: &Frame, method: &str) -> Result<(), Refused> {
@@ -104,8 +106,30 @@ impl EventLoop {
                 self.commands.insert(frame.call, command);
                 Ok(())
             }
+            "session.open" => {
+                let args: OpenArgs = args(frame)?;
+                if self.sessions.len() >= LIMIT_SESSIONS {
+                    return Err(too_many("sessions", LIMIT_SESSIONS).into());
+                }
+                self.last_session += 1;
+                let id = self.last_session;
+                let session = Session::open(&mut self.world, frame.call, id, &args, now)?;
+                self.sessions.insert(id, session);
+                Ok(())
+            }
+            "session.run" => {
+                let args: RunArgs = args(frame)?;
+                let session = self.sessions.get_mut(&args.session).ok_or_else(|| not_found(args.session))?;
+                Ok(session.run(&mut self.world, frame.call, &args, now)?)
+            }
+            "session.close" => {
+                let args: CloseArgs = args(frame)?;
+                let session = self.sessions.get_mut(&args.session).ok_or_else(|| not_found(args.session))?;
+                Ok(session.close(&mut self.world, frame.call)?)
+            }
             "ping" => {
-                let pong = Pong { commands: self.commands.len() as u64, sessions: 0 };
+                let (commands, sessions) = (self.commands.len() as u64, self.sessions.len() as u64);
+                let pong = Pong { commands, sessions };
                 Ok(self.world.edge.result(frame.call, &pong)?)
             }
             _ => Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: PID 1 has no such method")).into()),
@@ -155,6 +179,9 @@ impl EventLoop {
     fn cancel(&mut self, call: u64) {
         if let Some(command) = self.commands.get_mut(&call) {
             command.cancel(&self.world, Instant::now());
+        }
+        if let Some(session) = self.sessions.values_mut().find(|session| session.runs(call)) {
+            session.cancel(Instant::now());
         }
     }
 }

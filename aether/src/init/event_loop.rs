@@ -12,7 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitStatus};
 
 use super::commands::Command;
+use super::edge::Edge;
 use super::reaper::Reaper;
+use super::sessions::Session;
 use super::world::World;
 use crate::seqpacket::{ChannelError, Received};
 
@@ -28,6 +30,9 @@ enum Token {
     Output(u64, usize),
     Input(u64),
     Terminal(u64),
+    ShellInput(u64),
+    ShellOutput(u64, usize),
+    ShellStatus(u64),
 }
 
 /// What to poll for, and what each answer means.
@@ -44,10 +49,46 @@ impl<'a> Wanted<'a> {
     }
 }
 
+impl<'a> Wanted<'a> {
+    fn add_command(&mut self, call: u64, command: &'a Command, edge: &Edge) {
+        for (place, output) in command.outputs().iter().enumerate() {
+            if let Some(source) = output.wanted(edge) {
+                self.add(Token::Output(call, place), source, PollFlags::IN);
+            }
+        }
+        if let Some(target) = command.input().and_then(|input| input.wanted()) {
+            self.add(Token::Input(call), target, PollFlags::OUT);
+        }
+        if let Some(report) = command.terminal_report() {
+            self.add(Token::Terminal(call), report.as_fd(), PollFlags::IN);
+        }
+    }
+
+    fn add_session(&mut self, id: u64, session: &'a Session, now: Instant) {
+        let shell = &session.shell;
+        if let Some(status) = shell.status_source() {
+            self.add(Token::ShellStatus(id), status, PollFlags::IN);
+        }
+        for (place, stream) in shell.streams.iter().enumerate() {
+            if let Some(source) = stream.wanted(now) {
+                self.add(Token::ShellOutput(id, place), source, PollFlags::IN);
+            }
+        }
+        if let Some(target) = shell.wants_write() {
+            self.add(Token::ShellInput(id), target, PollFlags::OUT);
+        }
+    }
+}
+
 pub struct EventLoop {
     pub world: World,
     pub reaper: Reaper,
+    /// By call.
     pub commands: BTreeMap<u64, Command>,
+    /// By id.
+    pub sessions: BTreeMap<u64, Session>,
+    /// Of the session opened last.
+    pub last_session: u64,
 }
 
 impl EventLoop {
@@ -94,25 +135,15 @@ impl EventLoop {
         for (place, source) in self.world.orphans.wanted(now) {
             wanted.add(Token::Orphan(place), source, PollFlags::IN);
         }
-        for (call, command) in &self.commands {
-            for (place, output) in command.outputs().iter().enumerate() {
-                if let Some(source) = output.wanted(edge) {
-                    wanted.add(Token::Output(*call, place), source, PollFlags::IN);
-                }
-            }
-            if let Some(target) = command.input().and_then(|input| input.wanted()) {
-                wanted.add(Token::Input(*call), target, PollFlags::OUT);
-            }
-            if let Some(report) = command.terminal_report() {
-                wanted.add(Token::Terminal(*call), report.as_fd(), PollFlags::IN);
-            }
-        }
+        self.commands.iter().for_each(|(call, command)| wanted.add_command(*call, command, edge));
+        self.sessions.iter().for_each(|(id, session)| wanted.add_session(*id, session, now));
         wanted
     }
 
     fn next_wake(&self, now: Instant) -> Option<Instant> {
         let commands = self.commands.values().filter_map(|command| command.next_wake(now));
-        commands.chain(self.world.orphans.next_wake(now)).min()
+        let sessions = self.sessions.values().filter_map(|session| session.next_wake(now));
+        commands.chain(sessions).chain(self.world.orphans.next_wake(now)).min()
     }
 
     /// False when every holder of the other end is gone.
@@ -136,7 +167,7 @@ impl EventLoop {
 
     fn serve(&mut self, token: Token) -> Result<(), ChannelError> {
         match token {
-            Token::Children => self.reap(),
+            Token::Children => self.reap()?,
             Token::Output(call, place) => {
                 self.commands.get_mut(&call).map_or(Ok(()), |command| command.read_output(place, &mut self.world))?;
             }
@@ -147,27 +178,50 @@ impl EventLoop {
                 let received = self.commands.get_mut(&call).map_or(Ok(()), Command::receive_terminal);
                 received.map_err(ChannelError::Socket)?;
             }
+            Token::ShellInput(id) | Token::ShellOutput(id, _) | Token::ShellStatus(id) => {
+                self.serve_shell(token, id)?
+            }
             Token::Edge | Token::Orphan(_) => {}
         }
         Ok(())
     }
 
-    fn reap(&mut self) {
+    fn serve_shell(&mut self, token: Token, id: u64) -> Result<(), ChannelError> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         let now = Instant::now();
-        for (pid, status) in self.reaper.reap() {
-            self.ended(pid, status, now);
+        match token {
+            Token::ShellOutput(_, place) => session.shell.streams[place].read(&mut self.world.scratch, now),
+            Token::ShellStatus(_) => session.read_status(&mut self.world, now)?,
+            _ => session.shell.write(),
         }
+        Ok(())
     }
 
-    fn ended(&mut self, pid: Pid, status: WaitStatus, now: Instant) {
+    fn reap(&mut self) -> Result<(), ChannelError> {
+        let now = Instant::now();
+        for (pid, status) in self.reaper.reap() {
+            self.ended(pid, status, now)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, pid: Pid, status: WaitStatus, now: Instant) -> Result<(), ChannelError> {
         if let Some(command) = self.commands.values_mut().find(|command| command.pid() == pid) {
             command.exited(status, now);
+            return Ok(());
+        }
+        let session = self.sessions.iter().find(|(_, session)| session.shell.pid == pid).map(|(id, _)| *id);
+        match session.and_then(|id| self.sessions.remove(&id)) {
+            Some(session) => session.exited(status, &mut self.world, now),
+            // an orphan of the sandbox's
+            None => Ok(()),
         }
     }
 
     /// Let time pass for every call, and answer those that are over.
     fn finish_due(&mut self, now: Instant) -> Result<(), ChannelError> {
         let world = &self.world;
+        self.sessions.values_mut().for_each(|session| session.advance(world, now));
         let over = self.commands.iter_mut().filter_map(|(call, command)| command.advance(world, now).then_some(*call));
         let over: Vec<u64> = over.collect();
         for call in over {

@@ -30,6 +30,8 @@ mod passwd;
 mod path;
 mod pty;
 mod reaper;
+mod sessions;
+mod shell;
 mod tree;
 mod world;
 
@@ -123,7 +125,13 @@ fn prepare(inherited: Inherited) -> io::Result<EventLoop> {
             oom_score_adj: inherited.oom_score_adj,
         },
     };
-    Ok(EventLoop { world, reaper: Reaper::new()?, commands: BTreeMap::new() })
+    Ok(EventLoop {
+        world,
+        reaper: Reaper::new()?,
+        commands: BTreeMap::new(),
+        sessions: BTreeMap::new(),
+        last_session: 0,
+    })
 }
 
 impl Inherited {
