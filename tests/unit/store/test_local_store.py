@@ -112,7 +112,7 @@ def test_a_changed_metadata_image_is_found_before_mounting(store: LocalStore, tm
     layer = stock(store, tmp_path / "trees", "one:v1", {"file": "content"}).layers[0]
     check_for_mount(layer)
     flip(layer.metadata, 1500)
-    with pytest.raises(IntegrityError, match="metadata.erofs has digest"):
+    with pytest.raises(IntegrityError, match=r"metadata\.erofs has digest"):
         check_for_mount(layer)
 
 

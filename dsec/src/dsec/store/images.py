@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,14 +96,15 @@ def _from_directory(build: _Build) -> LayerBuild:
 def _from_tar(build: _Build) -> LayerBuild:
     path = _absolute(build.where)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # a pipe without a writer would hold the open for ever
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidArgumentError(f"cannot build from {path}: {error.strerror}", field="source") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgumentError(f"cannot build from {path}: it is no regular file", field="source")
     with open(descriptor, "rb", buffering=0) as file:
-        try:
-            return build.write(TarSource(file))
-        except IsADirectoryError:
-            raise InvalidArgumentError(f"cannot build from {path}: it is a directory", field="source") from None
+        return build.write(TarSource(file))
 
 
 def _from_release(build: _Build) -> LayerBuild:
@@ -123,7 +125,8 @@ def _from_release(build: _Build) -> LayerBuild:
             layer = build.write(TarSource(stream))
         except InvalidArgumentError as error:
             # a tar that ends early is not the fault to report when its writer says what went wrong
-            raise stream.failure() or error from error
+            failure = stream.failure() if stream.ended else None
+            raise failure or error from error
         if (failure := stream.failure()) is not None:
             raise failure
     return layer

@@ -69,6 +69,8 @@ class ReleaseStream:
         self._environment = _environment(directory)
         self._tick = tick
         self._said = bytearray()
+        self.ended = False
+        """Whether the stream was read to its end."""
 
     def __enter__(self) -> ReleaseStream:
         self._process = subprocess.Popen(
@@ -100,7 +102,9 @@ class ReleaseStream:
 
     def readinto(self, buffer: Any, /) -> int:
         self._wait_for_bytes()
-        return os.readv(self._out.fileno(), [buffer])
+        count = os.readv(self._out.fileno(), [buffer])
+        self.ended = count == 0
+        return count
 
     def failure(self) -> DSecError | None:
         """After the stream's end: what went wrong, None when nothing."""
