@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsec.linux import KernelError
 from dsec.linux.cgroups import CgroupLimits, CgroupPool, Hierarchies, Hierarchy
 from dsec.linux.cgroups import group as group_module
-from libdsec.protocol.errors import UnsupportedOperationError
+from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
 
 FILES = {
     "cgroup.procs": "",
@@ -56,7 +57,7 @@ class FakeCgroups:
     def _record(self, directory: str, name: str, value: str) -> None:
         path = Path(directory) / name
         if not path.exists():
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            raise KernelError(errno.ENOENT, "write", str(path))
         self.writes.append((f"{path.parent.name}/{name}", value))
         if name == "cgroup.kill":
             for procs in Path(directory).rglob("cgroup.procs"):
@@ -194,6 +195,22 @@ def test_a_limit_without_a_controller_is_refused_before_anything_is_made(fake: F
     with pytest.raises(UnsupportedOperationError, match="pids"):
         pool.acquire(CgroupLimits(pids=10))
     assert not (fake.root / "dsec-test").exists()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"memory_bytes": 0}, {"memory_bytes": -1}, {"cpu_cores": 0.0}, {"cpu_cores": 1e9}, {"pids": 0}]
+)
+def test_a_limit_that_no_kernel_takes_is_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="it must be from") as caught:
+        CgroupLimits(**limits)
+    assert caught.value.details["field"] == next(iter(limits))
+
+
+def test_a_group_whose_directory_somebody_removed_is_not_handed_out(fake: FakeCgroups, pool: CgroupPool) -> None:
+    assert pool.release(pool.acquire(CgroupLimits(pids=10)))
+    os.rmdir(fake.root / "dsec-test/s0")
+    assert pool.acquire(CgroupLimits(pids=20)).name == "s1"
+    assert pool.set_aside() == 0
 
 
 def test_a_root_that_cannot_hand_down_says_what_to_do(fake: FakeCgroups, pool: CgroupPool) -> None:

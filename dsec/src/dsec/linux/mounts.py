@@ -4,8 +4,8 @@ A detached mount is a descriptor; it lies in no namespace, nothing has to be unm
 how layers are held.
 
 EROFS reads straight from files since Linux 6.12, and only from file systems with a page cache of the usual kind (not
-tmpfs). Elsewhere loop devices carry the data. Which way works is found by mounting an empty image from the same
-directory, once a directory and process.
+tmpfs). Elsewhere loop devices carry the data. Which way works is found by mounting an empty image, once a file system
+and process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import functools
 import os
 import tempfile
+from dataclasses import dataclass, field
 from typing import Literal
 
 from . import syscalls
@@ -44,10 +45,22 @@ def mount_erofs(metadata: str, data: str | None, *, label: str = "", method: Met
     return _mount_erofs_loop(metadata, data, target)
 
 
-@functools.lru_cache(maxsize=256)
 def erofs_method(directory: str) -> Method:
-    """Whether this kernel mounts EROFS images straight from files in the directory."""
-    with tempfile.TemporaryFile(dir=directory) as file:
+    """Whether this kernel mounts EROFS images straight from files on the directory's file system."""
+    return _method_on(_FileSystem(os.stat(directory).st_dev, directory))
+
+
+@dataclass(frozen=True)
+class _FileSystem:
+    """Equal to every other place on the same device."""
+
+    device: int
+    directory: str = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _method_on(place: _FileSystem) -> Method:
+    with tempfile.TemporaryFile(dir=place.directory) as file:
         file.write(empty_erofs())
         file.flush()
         try:

@@ -9,22 +9,40 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
+from libdsec.protocol.errors import InvalidArgumentError
+
 from ..syscalls import KernelError, from_os_error
 from .hierarchies import Controller, Hierarchies
 
 CPU_PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
+_PAGE = 4096
+_MOST_PIDS = 4_194_304
 _LEAF_DEPTH = 8
 """Levels below a sandbox's directory that are looked at: PID 1 makes one, the rest is slack."""
 
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """None is no limit. Bytes, cores' worth of time, number of processes and threads."""
+    """None is no limit. Bytes, cores' worth of time, number of processes and threads.
+
+    :raises InvalidArgumentError: a limit that no kernel takes.
+    """
 
     memory_bytes: int | None = None
     cpu_cores: float | None = None
     pids: int | None = None
+
+    def __post_init__(self) -> None:
+        for field_name, value, least, most in (
+            ("memory_bytes", self.memory_bytes, _PAGE, 1 << 60),
+            ("cpu_cores", self.cpu_cores, 0.01, 4096),
+            ("pids", self.pids, 1, _MOST_PIDS),
+        ):
+            if value is not None and not least <= value <= most:
+                raise InvalidArgumentError(
+                    f"cannot limit {field_name} to {value}: it must be from {least} to {most}", field=field_name
+                )
 
 
 UNLIMITED = CgroupLimits()

@@ -19,6 +19,8 @@ from .hierarchies import Controller, Hierarchies, Hierarchy
 _NAME = re.compile(r"s(\d+)")
 _LOOKED_AT_A_CALL = 4
 """Set-aside groups that one `acquire` or `release` looks at again; keeps a call's cost bounded."""
+_ONLY_THIS_GROUP = (errno.EBUSY, errno.ENOENT, errno.ENODEV)
+"""Pages of the last user above the new limit, or directories that somebody removed: another group will do."""
 MAX_IDLE = 256
 """Directories kept for re-use; more are removed when they come back."""
 
@@ -50,9 +52,10 @@ class CgroupPool:
                 group = self._idle.pop()
                 try:
                     group.apply(limits)
-                except KernelError:
-                    # pages of the last user above the new limit, or a directory that somebody removed
+                except KernelError as error:
                     self._set_aside(group)
+                    if error.errno not in _ONLY_THIS_GROUP:
+                        raise
                     continue
                 self._used[group.name] = group
                 return group
