@@ -12,6 +12,9 @@ from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, Image
 from libdsec.protocol.spec import SandboxSpec
 
 
+MAX_COMPOSED = 1024
+
+
 class Composed(NamedTuple):
     """What a sandbox is made of."""
 
@@ -53,10 +56,19 @@ class StoreImages:
         """`in_use` says whether a sandbox has the layer of that digest."""
         self._store = store
         self._in_use = in_use
+        self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     def compose(self, spec: SandboxSpec) -> Composed:
-        composition = compose(self._store.catalogue, spec)
-        return Composed(tuple(layer.digest for layer in composition.layers), composition.config)
+        # a published image never changes, so an answer stays true until an image is removed
+        key = (spec.image, spec.workspace, spec.toolkits)
+        found = self._composed.get(key)
+        if found is None:
+            composition = compose(self._store.catalogue, spec)
+            found = Composed(tuple(layer.digest for layer in composition.layers), composition.config)
+            if len(self._composed) >= MAX_COMPOSED:
+                self._composed.clear()
+            self._composed[key] = found
+        return found
 
     async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
         from dsec.store.images import build_image  # only a build needs it
@@ -88,3 +100,4 @@ class StoreImages:
 
     def remove(self, ref: str) -> None:
         self._store.remove(ref, self._in_use)
+        self._composed.clear()

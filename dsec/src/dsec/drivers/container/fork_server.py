@@ -41,6 +41,10 @@ CALL_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 30.0
 MAX_DESCRIPTORS = 2
 
+# as plain numbers: the enumeration's operators cost more than the call
+_CLOSE_ON_EXEC, _CUT_OFF = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+_FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
+
 _log = structlog.get_logger("dsec.fork_server")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -143,13 +147,13 @@ class _Link:
         try:
             while self.open:
                 size, ancillary, flags, _ = self._sock.recvmsg_into(
-                    [self._buffer], self._ancillary, socket.MSG_CMSG_CLOEXEC
+                    [self._buffer], self._ancillary, _CLOSE_ON_EXEC
                 )
                 descriptors = _descriptors(ancillary)
                 if size == 0:
                     self.close("it closed the connection")
                     return
-                if flags & socket.MSG_CTRUNC:
+                if flags & _CUT_OFF:
                     _close_all(descriptors)
                     raise WireError("cannot read a packet of the fork server: descriptors were cut off")
                 self._take(frames.decode_packet(self._view[:size]), descriptors)
@@ -241,7 +245,7 @@ class ForkServer:
             _close_all(answer.descriptors)
             raise WireError(f"cannot take sandbox {plan.id}: {len(answer.descriptors)} descriptors came with it, not 2")
         pidfd, channel = answer.descriptors
-        return Made(answer.values["pid"], answer.values["start_time"], pidfd, socket.socket(fileno=channel))
+        return Made(answer.values["pid"], answer.values["start_time"], pidfd, socket.socket(_FAMILY, _TYPE, 0, fileno=channel))
 
     async def kill(self, sandbox: str) -> bool:
         """Whether the server knew it. Its PID 1 is dead and reaped afterwards.
