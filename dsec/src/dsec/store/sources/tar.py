@@ -59,6 +59,7 @@ _XATTR: Final = b"SCHILY.xattr."
 _XATTR_ENCODED: Final = b"LIBARCHIVE.xattr."
 _SELINUX: Final = b"RHT.security.selinux"
 _TEXT_ACL: Final = b"SCHILY.acl."
+_ATTRIBUTES: Final = (_XATTR, _XATTR_ENCODED, _SELINUX, _TEXT_ACL)
 
 _WHITEOUT: Final = b".wh."
 _WHITEOUT_META: Final = b".wh..wh."
@@ -299,6 +300,8 @@ class _Reader:
 def _xattrs(records: Records) -> Xattrs:
     found: dict[bytes, bytes] = {}
     for key, value in records.items():
+        if not key.startswith(_ATTRIBUTES):
+            continue
         if key.startswith(_XATTR):
             # GNU tar writes the two characters that a key cannot hold in this form
             name = key[len(_XATTR) :].replace(b"%3D", b"=").replace(b"%25", b"%")

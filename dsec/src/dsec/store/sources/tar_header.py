@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+from zlib import adler32
 
 from libdsec.protocol.errors import InvalidArgumentError
 
@@ -18,6 +19,8 @@ ZERO_BLOCK: Final = bytes(BLOCK)
 
 _FIELDS: Final = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
 _CHECKSUM: Final = slice(148, 156)
+_ADLER_MODULUS: Final = 65_521
+_MOST: Final = BLOCK * 255
 _NUMBER: Final = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _DECIMAL: Final = re.compile(rb"(-?)(\d{1,20})(?:\.(\d*))?")
 
@@ -80,12 +83,16 @@ def parse_header(block: bytes) -> Header:
 
 
 def _check_sum(block: bytes, expected: int) -> None:
-    total = sum(block) - sum(block[_CHECKSUM]) + 8 * ord(" ")
-    if total == expected:
+    """Adler-32 holds, in its lower half, one more than the sum of the bytes modulo 65521; that is compared.
+
+    Adding up 512 bytes in Python itself takes a third of the time of reading a tar.
+    """
+    field = 8 * ord(" ") - sum(block[_CHECKSUM])
+    if ((adler32(block) & 0xFFFF) - 1 + field - expected) % _ADLER_MODULUS == 0 and expected <= _MOST:
         return
     # some old writers added up signed bytes
-    high = sum(1 for byte in block[:148] + block[156:] if byte > 127)
-    if total - 256 * high != expected:
+    total = sum(block) + field
+    if total - 256 * sum(1 for byte in block[:148] + block[156:] if byte > 127) != expected:
         raise HeaderError(f"has a wrong header checksum (is {total}, says {expected})")
 
 
@@ -110,14 +117,15 @@ def parse_records(data: bytes) -> list[tuple[bytes, bytes]]:
     """The records of a pax header in order. Raises `HeaderError` for one that does not fit its own length."""
     records: list[tuple[bytes, bytes]] = []
     position = 0
-    while position < len(data):
+    size = len(data)
+    while position < size:
         space = data.find(b" ", position, position + 10)
         digits = data[position:space] if space > 0 else b""
         if not digits.isdigit():
             raise HeaderError("has a pax record without a length")
         end = position + int(digits)
         key, equals, value = data[space + 1 : end - 1].partition(b"=")
-        if end > len(data) or end <= space + 1 or not equals or not key or data[end - 1] != 0x0A:
+        if end > size or end <= space + 1 or not equals or not key or data[end - 1] != 0x0A:
             raise HeaderError("has a pax record that does not fit its length")
         records.append((key, value))
         position = end
