@@ -4,7 +4,9 @@ import asyncio
 import functools
 import os
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +188,32 @@ def test_a_builder_that_hangs_is_ended_with_all_its_processes(
     assert hanging() == []
     assert os.listdir(disk / "state" / "building") == []
     store.close()
+
+
+ORPHANING = """
+import os, sys
+from dsec.store import release
+from dsec.store.apt import AptSource
+
+whole = release._command
+release._command = lambda *a: [*(made := whole(*a))[: made.index("mmdebstrap")], "sh", "-c", sys.argv[2]]
+with release.ReleaseStream("bookworm", [AptSource(("file:/nowhere",), ("bookworm",), ())], [], sys.argv[1],
+                           lambda: print("reading", flush=True)) as stream:
+    stream.read(1)
+"""
+
+
+@pytest.mark.needs("mmdebstrap")
+def test_a_builder_does_not_outlive_the_process_that_reads_it(disk: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANING, str(disk), HANGING], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"reading\n"
+        assert len(hanging()) == 2
+        reader.kill()
+    deadline = time.monotonic() + 20
+    while hanging() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert hanging() == []
 
 
 @pytest.mark.needs("mmdebstrap")

@@ -1,13 +1,18 @@
 """Layers appear whole or not at all, and go when no image has them."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from stocked import stock
+from stocked import stock, write_tree
 
+from dsec.store.images import build_image
 from dsec.store.local import LocalStore
 from dsec.store.verify import check_for_mount, check_whole, read_layer_file
+from libdsec.protocol.environment import ImageBuildRequest
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, ImageNotFoundError, IntegrityError
 
 
@@ -90,6 +95,43 @@ def test_what_a_crash_left_is_removed_by_the_next_alone(tmp_path: Path) -> None:
     assert os.listdir(state / "building") == []
     assert layers_of(third) == [image.layers[0].digest.removeprefix("sha256:")]
     third.close()
+
+
+DYING = """
+import os, signal, sys
+from dsec.store import local
+from dsec.store.images import build_image
+from libdsec.protocol.environment import ImageBuildRequest
+
+state, tree, where = sys.argv[1:]
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where == "catalogue":
+    local.Catalogue.publish = die
+if where == "rename":
+    local._sync_directory = die
+store = local.LocalStore(state)
+build_image(store, ImageBuildRequest("two:v1", f"dir:{tree}"), lambda p: die() if p.stage == where else None)
+"""
+
+
+@pytest.mark.parametrize("where", ["fetch", "write", "publish", "rename", "catalogue"])
+def test_a_build_killed_anywhere_leaves_nothing_that_stays(tmp_path: Path, where: str) -> None:
+    state = str(tmp_path / "state")
+    store = LocalStore(state)
+    kept = stock(store, tmp_path / "trees", "one:v1", {"file": "content"})
+    store.close()
+    tree = write_tree(tmp_path / "large", {"file": "x" * 3_000_000})
+    died = subprocess.run([sys.executable, "-c", DYING, state, str(tree), where])
+    assert died.returncode == -signal.SIGKILL
+    store = LocalStore(state)
+    assert [image.ref for image in store.catalogue.list()] == ["one:v1"]
+    assert layers_of(store) == [kept.layers[0].digest.removeprefix("sha256:")]
+    assert nothing_half_made(store)
+    build_image(store, ImageBuildRequest("two:v1", f"dir:{tree}"), lambda _: None)
+    store.close()
 
 
 @pytest.mark.parametrize("file", ["metadata.erofs", "data.erofs", "layer.json"])

@@ -41,6 +41,7 @@ _HOOKS = (
     # what differs from one build to the next and says nothing about the image
     'rm -f "$1/var/cache/ldconfig/aux-cache" "$1/var/log/apt/"* "$1/var/log/dpkg.log" "$1/var/log/alternatives.log"',
     'rm -f "$1/var/log/bootstrap.log" "$1/etc/resolv.conf" "$1/etc/hostname" "$1/var/lib/dbus/machine-id"',
+    'rm -f "$1/var/cache/debconf/"*-old "$1/var/lib/dpkg/"*-old',
 )
 _TICK_S = 0.5
 _QUIET_S = 1800.0

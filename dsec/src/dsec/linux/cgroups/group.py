@@ -103,7 +103,7 @@ class Cgroup:
         old = self.limits
         path, version = self._place("memory")
         if path is not None and (old is None or limits.memory_bytes != old.memory_bytes):
-            _write_memory(path, version, limits.memory_bytes)
+            _write_memory(path, version, limits.memory_bytes, old)
         path, version = self._place("cpu")
         if path is not None and (old is None or limits.cpu_cores != old.cpu_cores):
             _write_cpu(path, version, limits.cpu_cores)
@@ -207,22 +207,20 @@ def cgroup_at(hierarchies: Hierarchies, root_name: str, name: str) -> Cgroup:
     return Cgroup(name, tuple((f"{h.path}/{root_name}/{name}", h.version, h.controllers) for h in hierarchies.all))
 
 
-def _write_memory(path: str, version: int, limit: int | None) -> None:
+def _write_memory(path: str, version: int, limit: int | None, old: CgroupLimits | None) -> None:
     """On v2 swap has a bound of its own: none is given, which keeps the limit exact (pausing raises it for its own
     ends). On v1 the second file bounds memory and swap together and may never be below the first, so it is lifted
-    before the first one rises."""
+    before the first one rises. Either is missing where the kernel does not account swap."""
     if version == 2:
         _write(path, "memory.max", "max" if limit is None else str(limit))
-        if os.path.exists(f"{path}/memory.swap.max"):
-            _write(path, "memory.swap.max", "max" if limit is None else "0")
+        _write_if_there(path, "memory.swap.max", "max" if limit is None else "0")
         return
-    value = str(-1 if limit is None else limit)
-    with_swap = os.path.exists(f"{path}/memory.memsw.limit_in_bytes")
-    if with_swap and (limit is None or _read_int(path, "memory.memsw.limit_in_bytes") < limit):
-        _write(path, "memory.memsw.limit_in_bytes", value)
-    _write(path, "memory.limit_in_bytes", value)
-    if with_swap and limit is not None:
-        _write(path, "memory.memsw.limit_in_bytes", value)
+    before = old.memory_bytes if old is not None else 0
+    if before is not None and (limit is None or limit > before):
+        _write_if_there(path, "memory.memsw.limit_in_bytes", "-1")
+    _write(path, "memory.limit_in_bytes", str(-1 if limit is None else limit))
+    if limit is not None:
+        _write_if_there(path, "memory.memsw.limit_in_bytes", str(limit))
 
 
 def _write_cpu(path: str, version: int, cores: float | None) -> None:
@@ -243,6 +241,14 @@ def _write(directory: str, name: str, value: str) -> None:
             os.close(descriptor)
     except OSError as error:
         raise from_os_error(error, "write", path, f"value {value}") from None
+
+
+def _write_if_there(directory: str, name: str, value: str) -> None:
+    try:
+        _write(directory, name, value)
+    except KernelError as error:
+        if error.errno != errno.ENOENT:
+            raise
 
 
 def _read(directory: str, name: str) -> str:
