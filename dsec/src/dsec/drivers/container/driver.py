@@ -14,6 +14,7 @@ import structlog
 from dsec.drivers.base import OnEnd, Order
 from dsec.linux.cgroups import CgroupPool
 from dsec.linux.removal import Trash
+from dsec.linux.spread import spread_children
 from dsec.linux.uppers import TRASH, leftovers, remove_leftover
 from dsec.store.mounts import Drop, Hold
 from libdsec.protocol import frames
@@ -98,6 +99,7 @@ class ContainerDriver:
         config = self._config
         os.makedirs(config.root_dir, 0o700, exist_ok=True)
         os.makedirs(config.uppers_dir, 0o700, exist_ok=True)
+        spread_children(config.uppers_dir)
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
         self._masked, self._readonly = existing(MASKED), existing(READ_ONLY)
         self._trash = Trash(os.path.join(config.uppers_dir, TRASH))

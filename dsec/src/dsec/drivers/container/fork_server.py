@@ -245,7 +245,8 @@ class ForkServer:
             _close_all(answer.descriptors)
             raise WireError(f"cannot take sandbox {plan.id}: {len(answer.descriptors)} descriptors came with it, not 2")
         pidfd, channel = answer.descriptors
-        return Made(answer.values["pid"], answer.values["start_time"], pidfd, socket.socket(_FAMILY, _TYPE, 0, fileno=channel))
+        sock = socket.socket(_FAMILY, _TYPE, 0, fileno=channel)
+        return Made(answer.values["pid"], answer.values["start_time"], pidfd, sock)
 
     async def kill(self, sandbox: str) -> bool:
         """Whether the server knew it. Its PID 1 is dead and reaped afterwards.
