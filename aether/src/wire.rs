@@ -166,7 +166,7 @@ impl Frame {
 }
 
 /// A message as a MessagePack map with string keys.
-pub fn pack<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+pub fn pack<T: Serialize + ?Sized>(message: &T) -> Result<Vec<u8>, WireError> {
     rmp_serde::to_vec_named(message).map_err(|error| WireError(format!("cannot write a message: {error}")))
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::Command;
 use super::event_loop::EventLoop;
+use super::files::{FileCall, Operation};
 use super::outcome::{invalid, too_many};
 use super::pty::Size;
 use super::sessions::{not_found, CloseArgs, OpenArgs, RunArgs, Session};
@@ -21,6 +22,9 @@ use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError};
 /// Commands at once.
 const LIMIT_COMMANDS: usize = 64;
 const LIMIT_SESSIONS: usize = 16;
+/// File operations at once, and how many of them may be watches.
+const LIMIT_FILES: usize = 48;
+const LIMIT_WATCHES: usize = 16;
 /// Bytes of memory that all collected output may take.
 const LIMIT_COLLECTED: u64 = 128 * 1024 * 1024;
 
@@ -50,6 +54,9 @@ impl EventLoop {
         if !self.world.edge.greeted() && frame.kind != Kind::Hello {
             return Err(WireError("cannot take a frame before HELLO".into()).into());
         }
+        if let Some(file) = self.files.get_mut(&frame.call).filter(|_| frame.kind != Kind::Call) {
+            return file.take_frame(frame, Instant::now());
+        }
         match frame.kind {
             Kind::Hello => self.meet(&frame.read()?),
             Kind::Call => self.take_call(frame),
@@ -73,6 +80,7 @@ impl EventLoop {
     fn meet(&mut self, hello: &Hello) -> Result<(), ChannelError> {
         if self.world.edge.meet(hello)? {
             self.commands.values_mut().for_each(Command::reset_windows);
+            self.files.values_mut().for_each(FileCall::reset_window);
         }
         Ok(())
     }
@@ -93,7 +101,9 @@ impl EventLoop {
     }
 
     fn running(&self, call: u64) -> bool {
-        self.commands.contains_key(&call) || self.sessions.values().any(|session| session.runs(call))
+        self.commands.contains_key(&call)
+            || self.files.contains_key(&call)
+            || self.sessions.values().any(|session| session.runs(call))
     }
 
     fn open(&mut self, frame: &Frame, method: &str) -> Result<(), Refused> {
@@ -132,8 +142,27 @@ impl EventLoop {
                 let pong = Pong { commands, sessions };
                 Ok(self.world.edge.result(frame.call, &pong)?)
             }
-            _ => Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: PID 1 has no such method")).into()),
+            _ => match Operation::read(method, frame)? {
+                Some(operation) => Ok(self.open_file(frame, &operation, now)?),
+                None => {
+                    Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: there is no such method")).into())
+                }
+            },
         }
+    }
+
+    fn open_file(&mut self, frame: &Frame, operation: &Operation, now: Instant) -> Result<(), ErrorBody> {
+        let place = args(frame)?;
+        if self.files.len() >= LIMIT_FILES {
+            return Err(too_many("file operations", LIMIT_FILES));
+        }
+        let file = FileCall::start(&self.world, frame.call, place, operation, now)?;
+        if file.endless() && self.files.values().filter(|other| other.endless()).count() >= LIMIT_WATCHES {
+            file.end();
+            return Err(too_many("watches", LIMIT_WATCHES));
+        }
+        self.files.insert(frame.call, file);
+        Ok(())
     }
 
     fn check_bounds(&self) -> Result<(), ErrorBody> {

@@ -178,6 +178,8 @@ fn run_program(
 
 /// Become `user` inside the sandbox, with nothing but the luggage.
 pub fn enter(sandbox: &Sandbox, luggage: &Luggage<'_>, user: &str) -> Result<Account, Failure> {
+    // first, so that whatever fails after it can be said
+    kernel::place(luggage.report, REPORT, true).at(Stage::Fork)?;
     rustix::process::setsid().at(Stage::Fork)?;
     if let Some(leaf) = luggage.leaf {
         rustix::io::write(leaf, b"0").at(Stage::Cgroup)?;
@@ -216,7 +218,6 @@ fn arrange(sandbox: &Sandbox, luggage: &Luggage<'_>) -> io::Result<()> {
     kernel::place(luggage.stdin, 0, false)?;
     kernel::place(luggage.stdout, 1, false)?;
     kernel::place(luggage.stderr, 2, false)?;
-    kernel::place(luggage.report, REPORT, true)?;
     kernel::place(sandbox.user_namespace.as_fd(), NAMESPACE, true)?;
     match luggage.extra {
         Some(extra) => kernel::place(extra, EXTRA, false)?,

@@ -13,6 +13,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use super::commands::Command;
 use super::edge::Edge;
+use super::files::FileCall;
 use super::reaper::Reaper;
 use super::sessions::Session;
 use super::world::World;
@@ -30,6 +31,7 @@ enum Token {
     Output(u64, usize),
     Input(u64),
     Terminal(u64),
+    File(u64),
     ShellInput(u64),
     ShellOutput(u64, usize),
     ShellStatus(u64),
@@ -85,6 +87,8 @@ pub struct EventLoop {
     pub reaper: Reaper,
     /// By call.
     pub commands: BTreeMap<u64, Command>,
+    /// By call.
+    pub files: BTreeMap<u64, FileCall>,
     /// By id.
     pub sessions: BTreeMap<u64, Session>,
     /// Of the session opened last.
@@ -102,6 +106,7 @@ impl EventLoop {
                 match token {
                     Token::Edge if !self.serve_edge(events)? => return Ok(()),
                     Token::Orphan(place) => orphans.push(place),
+                    Token::File(call) => self.serve_file(call, events)?,
                     other => self.serve(other)?,
                 }
             }
@@ -136,6 +141,10 @@ impl EventLoop {
             wanted.add(Token::Orphan(place), source, PollFlags::IN);
         }
         self.commands.iter().for_each(|(call, command)| wanted.add_command(*call, command, edge));
+        for (call, file) in &self.files {
+            let (channel, flags) = file.wanted(edge.has_room());
+            wanted.add(Token::File(*call), channel, flags);
+        }
         self.sessions.iter().for_each(|(id, session)| wanted.add_session(*id, session, now));
         wanted
     }
@@ -143,7 +152,9 @@ impl EventLoop {
     fn next_wake(&self, now: Instant) -> Option<Instant> {
         let commands = self.commands.values().filter_map(|command| command.next_wake(now));
         let sessions = self.sessions.values().filter_map(|session| session.next_wake(now));
-        commands.chain(sessions).chain(self.world.orphans.next_wake(now)).min()
+        let has_room = self.world.edge.has_room();
+        let files = self.files.values().filter_map(|file| file.next_wake(has_room));
+        commands.chain(sessions).chain(files).chain(self.world.orphans.next_wake(now)).min()
     }
 
     /// False when every holder of the other end is gone.
@@ -181,7 +192,19 @@ impl EventLoop {
             Token::ShellInput(id) | Token::ShellOutput(id, _) | Token::ShellStatus(id) => {
                 self.serve_shell(token, id)?
             }
-            Token::Edge | Token::Orphan(_) => {}
+            Token::Edge | Token::Orphan(_) | Token::File(_) => {}
+        }
+        Ok(())
+    }
+
+    fn serve_file(&mut self, call: u64, events: PollFlags) -> Result<(), ChannelError> {
+        let Some(file) = self.files.get_mut(&call) else { return Ok(()) };
+        if events.contains(PollFlags::OUT) {
+            file.write();
+        }
+        // an end without an answer shows as HUP alone
+        if events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            file.read(&mut self.world, Instant::now())?;
         }
         Ok(())
     }
@@ -210,6 +233,10 @@ impl EventLoop {
             command.exited(status, now);
             return Ok(());
         }
+        if let Some(file) = self.files.values_mut().find(|file| file.pid() == Some(pid)) {
+            file.reaped();
+            return Ok(());
+        }
         let session = self.sessions.iter().find(|(_, session)| session.shell.pid == pid).map(|(id, _)| *id);
         match session.and_then(|id| self.sessions.remove(&id)) {
             Some(session) => session.exited(status, &mut self.world, now),
@@ -220,6 +247,7 @@ impl EventLoop {
 
     /// Let time pass for every call, and answer those that are over.
     fn finish_due(&mut self, now: Instant) -> Result<(), ChannelError> {
+        self.finish_files(now)?;
         let world = &self.world;
         self.sessions.values_mut().for_each(|session| session.advance(world, now));
         let over = self.commands.iter_mut().filter_map(|(call, command)| command.advance(world, now).then_some(*call));
@@ -229,9 +257,20 @@ impl EventLoop {
                 command.answer(&mut self.world, now)?;
             }
         }
-        if self.commands.is_empty() {
+        if self.commands.is_empty() && self.files.is_empty() {
             self.world.rest();
         }
+        Ok(())
+    }
+
+    fn finish_files(&mut self, now: Instant) -> Result<(), ChannelError> {
+        let mut over = Vec::new();
+        for (call, file) in &mut self.files {
+            if file.advance(&mut self.world, now)? {
+                over.push(*call);
+            }
+        }
+        over.iter().filter_map(|call| self.files.remove(call)).for_each(FileCall::end);
         Ok(())
     }
 }

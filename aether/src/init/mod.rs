@@ -18,6 +18,7 @@ mod child;
 mod commands;
 mod edge;
 mod event_loop;
+mod files;
 mod input;
 mod kept;
 mod kernel;
@@ -129,6 +130,7 @@ fn prepare(inherited: Inherited) -> io::Result<EventLoop> {
         world,
         reaper: Reaper::new()?,
         commands: BTreeMap::new(),
+        files: BTreeMap::new(),
         sessions: BTreeMap::new(),
         last_session: 0,
     })

@@ -89,12 +89,18 @@ pub fn not_started(what: &str, failure: Failure) -> ErrorBody {
         "no_such_directory" => "there is no such directory in the sandbox".to_owned(),
         "not_found" => "there is no such program, or what interprets it is missing".to_owned(),
         "not_executable" => "it is not an executable file".to_owned(),
-        _ => std::io::Error::from(errno).to_string(),
+        _ => describe(errno),
     };
     ErrorBody::new("command_not_started", format!("cannot start {what:?}: {why} ({})", stage.name()))
         .with("kind", kind)
         .with("errno", errno.raw_os_error())
         .with("stage", stage.name())
+}
+
+/// What the system says of an error, as part of a sentence.
+pub fn describe(errno: Errno) -> String {
+    let text = std::io::Error::from(errno).to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
 pub fn invalid(field: &str, why: &str) -> ErrorBody {
