@@ -1,8 +1,9 @@
 //! Classic BPF programs that answer for system calls by number.
 //!
 //! Our own assembler rather than a crate's, for three reasons: the calls of 32-bit programs and of the x32 ABI must be
-//! answered too and not fall through; the filter is put on without no_new_privs (see `privileges`); and the kernel runs
-//! the program for every call number when it is put on, so a search tree instead of a list saves time in each create.
+//! answered too and not fall through; the filter is put on without no_new_privs (see `privileges`); and the kernel
+//! checks, translates and compiles the program each time it is put on, which is a part of every create. So the numbers
+//! are searched by halves over the borders between neighbours that are answered alike, and each answer is there once.
 
 use crate::sys::BpfInstruction;
 
@@ -71,65 +72,143 @@ const fn refuse(errno: u16) -> BpfInstruction {
     give(verdict::ERRNO | errno as u32)
 }
 
-/// The program for these conventions; a process of any other is killed.
-pub fn program(abis: Vec<Abi>) -> Vec<BpfInstruction> {
+/// How a number is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Allow,
+    Refuse(u16),
+    /// Refused under a condition.
+    Test(When, u16),
+}
+
+/// The program for these conventions; a process of any other is killed. Nothing when a part of it is too long for the
+/// distances that a jump can have.
+pub fn program(abis: Vec<Abi>) -> Option<Vec<BpfInstruction>> {
     let mut program = vec![instruction(LOAD, ARCH, 0, 0)];
-    for mut abi in abis {
-        abi.refusals.sort_by_key(|refusal| refusal.number);
+    for abi in abis {
         let mut body = vec![instruction(LOAD, NUMBER, 0, 0)];
-        if let Some(first) = abi.foreign_from {
-            body.extend([instruction(JUMP_AT_LEAST, first, 0, 1), refuse(ENOSYS)]);
-        }
-        body.extend(search(&abi.refusals));
+        body.extend(Search::over(&borders(&abi)).assemble()?);
         program.push(instruction(JUMP_EQUAL, abi.audit_arch, 1, 0));
         program.push(instruction(JUMP, body.len() as u32, 0, 0));
         program.extend(body);
     }
     program.push(give(verdict::KILL));
-    program
+    Some(program)
 }
 
-/// Code that ends the program for the number in the accumulator; the refusals are sorted by number.
-fn search(refusals: &[Refusal]) -> Vec<BpfInstruction> {
-    match refusals {
-        [] => vec![give(verdict::ALLOW)],
-        [only] => answer(only),
-        _ => {
-            let (low, high) = refusals.split_at(refusals.len() / 2);
-            let left = search(low);
-            let mut code = match u8::try_from(left.len()) {
-                Ok(distance) => vec![instruction(JUMP_AT_LEAST, high[0].number, distance, 0)],
-                Err(_) => {
-                    vec![instruction(JUMP_AT_LEAST, high[0].number, 0, 1), instruction(JUMP, left.len() as u32, 0, 0)]
-                }
-            };
-            code.extend(left);
-            code.extend(search(high));
-            code
+/// All numbers in order: from each of these up to the next, one answer holds.
+fn borders(abi: &Abi) -> Vec<(u32, Answer)> {
+    let mut refusals = abi.refusals.clone();
+    refusals.sort_by_key(|refusal| refusal.number);
+    let mut borders = vec![(0, Answer::Allow)];
+    let mut add = |from: u32, answer: Answer| match borders.last_mut() {
+        Some(last) if last.0 == from => last.1 = answer,
+        Some(last) if last.1 == answer => {}
+        _ => borders.push((from, answer)),
+    };
+    let mut after_last = 0;
+    for refusal in refusals {
+        if refusal.number != after_last {
+            add(after_last, Answer::Allow);
         }
+        let answer = match refusal.when {
+            When::Always => Answer::Refuse(refusal.errno),
+            when => Answer::Test(when, refusal.errno),
+        };
+        add(refusal.number, answer);
+        after_last = refusal.number + 1;
+    }
+    add(after_last, Answer::Allow);
+    if let Some(first) = abi.foreign_from {
+        add(first, Answer::Refuse(ENOSYS));
+    }
+    borders
+}
+
+/// Where a comparison goes on.
+#[derive(Clone, Copy)]
+enum Next {
+    Comparison(usize),
+    Answer(usize),
+}
+
+/// Comparisons of the accumulator, in an order in which each comes before those it leads to, and the answers after them.
+struct Search {
+    /// The border, then where numbers from it on go, then where lower ones go.
+    comparisons: Vec<(u32, Next, Next)>,
+    answers: Vec<Answer>,
+}
+
+impl Search {
+    fn over(borders: &[(u32, Answer)]) -> Self {
+        let mut search = Self { comparisons: vec![], answers: vec![] };
+        search.add(borders);
+        search
+    }
+
+    fn add(&mut self, borders: &[(u32, Answer)]) -> Next {
+        if let [(_, answer)] = borders {
+            let known = self.answers.iter().position(|other| other == answer);
+            return Next::Answer(known.unwrap_or_else(|| {
+                self.answers.push(*answer);
+                self.answers.len() - 1
+            }));
+        }
+        let (low, high) = borders.split_at(borders.len() / 2);
+        let place = self.comparisons.len();
+        self.comparisons.push((high[0].0, Next::Comparison(0), Next::Comparison(0)));
+        let below = self.add(low);
+        let from = self.add(high);
+        self.comparisons[place] = (high[0].0, from, below);
+        Next::Comparison(place)
+    }
+
+    fn assemble(&self) -> Option<Vec<BpfInstruction>> {
+        let mut answers = Vec::new();
+        let mut starts = Vec::with_capacity(self.answers.len());
+        for answer in &self.answers {
+            starts.push(self.comparisons.len() + answers.len());
+            answers.extend(answer.assemble());
+        }
+        let mut code = Vec::with_capacity(self.comparisons.len() + answers.len());
+        for (place, (border, from, below)) in self.comparisons.iter().enumerate() {
+            let distance = |next: Next| {
+                let target = match next {
+                    Next::Comparison(target) => target,
+                    Next::Answer(answer) => starts[answer],
+                };
+                u8::try_from(target - place - 1).ok()
+            };
+            code.push(instruction(JUMP_AT_LEAST, *border, distance(*from)?, distance(*below)?));
+        }
+        code.extend(answers);
+        Some(code)
     }
 }
 
-fn answer(refusal: &Refusal) -> Vec<BpfInstruction> {
-    let test = match refusal.when {
-        When::Always => vec![],
-        When::AnyBit { argument, bits } => {
-            vec![instruction(LOAD, ARGUMENTS + 8 * argument, 0, 0), instruction(JUMP_ANY_BIT, bits, 0, 1)]
-        }
-        When::NoneOf { argument, values } => {
-            let mut test = vec![instruction(LOAD, ARGUMENTS + 8 * argument, 0, 0)];
-            // over the values that follow and over the refusal
-            let allow = |index: usize| (values.len() - index) as u8;
-            test.extend(
-                values.iter().enumerate().map(|(index, value)| instruction(JUMP_EQUAL, *value, allow(index), 0)),
-            );
-            test
-        }
-    };
-    let mut code = vec![instruction(JUMP_EQUAL, refusal.number, 0, test.len() as u8 + 1)];
-    code.extend(test);
-    code.extend([refuse(refusal.errno), give(verdict::ALLOW)]);
-    code
+impl Answer {
+    fn assemble(self) -> Vec<BpfInstruction> {
+        let (when, errno) = match self {
+            Self::Allow => return vec![give(verdict::ALLOW)],
+            Self::Refuse(errno) => return vec![refuse(errno)],
+            Self::Test(when, errno) => (when, errno),
+        };
+        let mut code = match when {
+            When::Always => vec![],
+            When::AnyBit { argument, bits } => vec![load_argument(argument), instruction(JUMP_ANY_BIT, bits, 0, 1)],
+            When::NoneOf { argument, values } => {
+                let over_the_rest = |index: usize| (values.len() - index) as u8;
+                let test = |(index, value): (usize, &u32)| instruction(JUMP_EQUAL, *value, over_the_rest(index), 0);
+                std::iter::once(load_argument(argument)).chain(values.iter().enumerate().map(test)).collect()
+            }
+        };
+        code.extend([refuse(errno), give(verdict::ALLOW)]);
+        code
+    }
+}
+
+const fn load_argument(argument: u32) -> BpfInstruction {
+    instruction(LOAD, ARGUMENTS + 8 * argument, 0, 0)
 }
 
 /// What a program answers, worked out as the kernel does.
@@ -170,9 +249,9 @@ mod tests {
 
     #[test]
     fn every_number_is_answered_whatever_the_size_of_the_table() {
-        for size in [0u32, 1, 2, 3, 17, 200] {
+        for size in [0u32, 1, 2, 3, 17, 100] {
             let refusals = (0..size).map(|index| refused(index * 3, 1)).collect();
-            let program = program(vec![Abi { audit_arch: 7, foreign_from: Some(1 << 30), refusals }]);
+            let program = program(vec![Abi { audit_arch: 7, foreign_from: Some(1 << 30), refusals }]).unwrap();
             for number in 0..size * 3 + 3 {
                 let expected = if number % 3 == 0 && number < size * 3 { verdict::ERRNO | 1 } else { verdict::ALLOW };
                 assert_eq!(evaluate(&program, 7, number, [0; 6]), expected, "{number} of {size}");
@@ -183,11 +262,21 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_share_an_answer_and_a_table_too_long_is_no_program() {
+        let table = |step: u32| {
+            let refusals = (0..400).map(|index| refused(index * step, 1)).collect();
+            program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }])
+        };
+        assert!(table(1).is_some_and(|program| program.len() < 10));
+        assert_eq!(table(2), None);
+    }
+
+    #[test]
     fn arguments_decide() {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
         let refusals = vec![Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
-        let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]);
+        let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]).unwrap();
         let answer = |number, arguments| evaluate(&program, 7, number, arguments);
         assert_eq!(answer(1, [0x20, 0, 0, 0, 0, 0]), verdict::ERRNO | 1);
         assert_eq!(answer(1, [0x0f, 0, 0, 0, 0, 0]), verdict::ALLOW);

@@ -5,9 +5,11 @@
 //! capability over the host are listed only where the kernel's own check has often been found wanting. `setns` into a
 //! user namespace stays: PID 1's children enter theirs by it, and no other can be entered.
 
+use rustix::io::Errno;
+
 use super::bpf::{self, Abi, Refusal, When};
 use super::steps::{During, Failure, Stage};
-use crate::sys::{self, BpfInstruction, On};
+use crate::sys::{self, BpfInstruction, KernelError, On};
 
 /// Numbers of a call in the native ABI, and in that of 32-bit x86 programs where it exists.
 struct Rule {
@@ -131,8 +133,9 @@ pub struct Filters {
 }
 
 impl Filters {
-    pub fn assemble() -> Self {
-        Self { plain: filter(false), nested: filter(true) }
+    pub fn assemble() -> Result<Self, KernelError> {
+        let assembled = |nested| filter(nested).ok_or(Errno::TOOBIG).on("assemble", "the seccomp filter");
+        Ok(Self { plain: assembled(false)?, nested: assembled(true)? })
     }
 
     /// Put the filter on this process and all that it will start.
@@ -142,7 +145,7 @@ impl Filters {
     }
 }
 
-fn filter(nested: bool) -> Vec<BpfInstruction> {
+fn filter(nested: bool) -> Option<Vec<BpfInstruction>> {
     let rules = || RULES.iter().filter(|rule| !(nested && rule.nested_may));
     let refusal = |rule: &Rule, number: u32| Refusal { number, when: rule.when, errno: rule.errno as u16 };
     let native = rules().filter_map(|rule| rule.native.map(|number| refusal(rule, number as u32))).collect();
@@ -163,7 +166,7 @@ mod tests {
     const ENOSYS: u32 = verdict::ERRNO | libc::ENOSYS as u32;
 
     fn native(nested: bool, number: i64, arguments: [u64; 6]) -> u32 {
-        evaluate(&filter(nested), AUDIT_ARCH_NATIVE, number as u32, arguments)
+        evaluate(&filter(nested).unwrap(), AUDIT_ARCH_NATIVE, number as u32, arguments)
     }
 
     fn first(argument: u64) -> [u64; 6] {
@@ -222,13 +225,13 @@ mod tests {
     #[test]
     fn other_calling_conventions_are_no_way_around() {
         assert_eq!(native(false, i64::from(X32_BIT) | libc::SYS_mount, [0; 6]), ENOSYS);
-        let i386 = |number, arguments| evaluate(&filter(false), AUDIT_ARCH_I386, number, arguments);
+        let i386 = |number, arguments| evaluate(&filter(false).unwrap(), AUDIT_ARCH_I386, number, arguments);
         assert_eq!(i386(21, [0; 6]), EPERM); // mount
         assert_eq!(i386(22, [0; 6]), EPERM); // umount
         assert_eq!(i386(357, [0; 6]), EPERM); // bpf
         assert_eq!(i386(102, [0; 6]), ENOSYS); // socketcall
         assert_eq!(i386(310, first(libc::CLONE_NEWUSER as u64)), EPERM); // unshare
         assert_eq!(i386(4, [0; 6]), verdict::ALLOW); // write
-        assert_eq!(evaluate(&filter(false), 0x1234, 0, [0; 6]), verdict::KILL);
+        assert_eq!(evaluate(&filter(false).unwrap(), 0x1234, 0, [0; 6]), verdict::KILL);
     }
 }

@@ -43,7 +43,7 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
             cpuinfo: std::fs::read_to_string("/proc/cpuinfo").on("read", "/proc/cpuinfo")?,
             may_lower_oom_score,
         },
-        filters: Filters::assemble(),
+        filters: Filters::assemble()?,
         descriptors: raise_descriptor_limit()?,
     })
 }
