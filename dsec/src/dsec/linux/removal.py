@@ -51,76 +51,75 @@ def remove_tree(path: str) -> None:
 
 def _empty(top: int, path: str) -> None:
     """Empty the directory `top`. Directories in it are emptied in turn, those in them are moved up into it."""
-    moved = 0
-    while True:
-        names = _names(top)
-        if not names:
-            return
-        for name in names:
-            if not _is_directory(top, name):
+    moved = _Moved()
+    while entries := _entries(top):
+        for name, is_directory in entries:
+            if not is_directory:
                 _unlink(top, name, path)
-                continue
-            try:
-                child = _open_directory(top, name)
-            except OSError as error:
-                raise from_os_error(error, "open", f"{path}/.../{name!r}") from None
-            try:
-                moved = _hoist(child, top, moved, path)
-            finally:
-                os.close(child)
-            _rmdir(top, name, path)
+            elif not _try_rmdir(top, name):
+                child = _open_directory(top, name, path)
+                try:
+                    _hoist(child, top, moved, path)
+                finally:
+                    os.close(child)
+                _rmdir(top, name, path)
 
 
-def _hoist(child: int, top: int, moved: int, path: str) -> int:
-    """Empty `child`: files are unlinked, directories go up into `top`. Returns the next free number for their names."""
-    while names := _names(child):
-        for name in names:
-            if not _is_directory(child, name):
+def _hoist(child: int, top: int, moved: _Moved, path: str) -> None:
+    """Empty `child`: files are unlinked, directories that have something in them go up into `top`."""
+    while entries := _entries(child):
+        for name, is_directory in entries:
+            if not is_directory:
                 _unlink(child, name, path)
             elif not _try_rmdir(child, name):
-                moved = _move_up(child, name, top, moved, path)
-    return moved
+                _move_up(child, name, top, moved.next_name(), path)
 
 
-def _move_up(child: int, name: bytes, top: int, moved: int, path: str) -> int:
-    """Under a name that cannot meet one that is there: random, since what is there was chosen by others."""
-    target = f".{moved}-{secrets.token_hex(8)}".encode()
+class _Moved:
+    """Names for what is moved up. Random, since what is there already was named by others."""
+
+    def __init__(self) -> None:
+        self._prefix = f".{secrets.token_hex(8)}-"
+        self._count = 0
+
+    def next_name(self) -> str:
+        self._count += 1
+        return f"{self._prefix}{self._count}"
+
+
+def _move_up(child: int, name: str, top: int, target: str, path: str) -> None:
     try:
         os.rename(name, target, src_dir_fd=child, dst_dir_fd=top)
+        return
     except PermissionError:
         _clear_flags(child, None)
         _clear_flags(child, name)
-        try:
-            os.rename(name, target, src_dir_fd=child, dst_dir_fd=top)
-        except OSError as error:
-            raise from_os_error(error, "rename", f"{path}/.../{name!r}") from None
-    return moved + 1
-
-
-def _names(directory: int) -> list[bytes]:
-    """Up to a batch of names; read anew each time, since removing while reading may skip some."""
-    names: list[bytes] = []
-    # through /proc the names come as bytes, and the descriptor's own position is not shared
-    with os.scandir(f"/proc/self/fd/{directory}".encode()) as entries:
-        for entry in entries:
-            names.append(entry.name)
-            if len(names) == _BATCH:
-                break
-    return names
-
-
-def _is_directory(directory: int, name: bytes) -> bool:
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
+        os.rename(name, target, src_dir_fd=child, dst_dir_fd=top)
+    except OSError as error:
+        raise from_os_error(error, "rename", f"{path}/.../{name!r}") from None
 
 
-def _open_directory(parent: int, name: bytes) -> int:
-    return os.open(name, _DIRECTORY, dir_fd=parent)
+def _entries(directory: int) -> list[tuple[str, bool]]:
+    """Up to a batch of names, and which are directories. Read from the start each time, since removing while reading
+    may skip some."""
+    entries: list[tuple[str, bool]] = []
+    with os.scandir(directory) as found:
+        for entry in found:
+            entries.append((entry.name, entry.is_dir(follow_symlinks=False)))
+            if len(entries) == _BATCH:
+                break
+    return entries
 
 
-def _unlink(directory: int, name: bytes, path: str) -> None:
+def _open_directory(parent: int, name: str, path: str) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError as error:
+        raise from_os_error(error, "open", f"{path}/.../{name!r}") from None
+
+
+def _unlink(directory: int, name: str, path: str) -> None:
     try:
         os.unlink(name, dir_fd=directory)
         return
@@ -135,7 +134,7 @@ def _unlink(directory: int, name: bytes, path: str) -> None:
         raise from_os_error(error, "unlink", f"{path}/.../{name!r}") from None
 
 
-def _try_rmdir(directory: int, name: bytes) -> bool:
+def _try_rmdir(directory: int, name: str) -> bool:
     try:
         os.rmdir(name, dir_fd=directory)
     except OSError:
@@ -143,7 +142,7 @@ def _try_rmdir(directory: int, name: bytes) -> bool:
     return True
 
 
-def _rmdir(directory: int, name: bytes, path: str) -> None:
+def _rmdir(directory: int, name: str, path: str) -> None:
     if _try_rmdir(directory, name):
         return
     _clear_flags(directory, None)
@@ -154,7 +153,7 @@ def _rmdir(directory: int, name: bytes, path: str) -> None:
         raise from_os_error(error, "rmdir", f"{path}/.../{name!r}") from None
 
 
-def _clear_flags(directory: int, name: bytes | None) -> None:
+def _clear_flags(directory: int, name: str | None) -> None:
     """Clear immutable and append-only of an entry, or of the directory itself. Others keep their refusal."""
     try:
         if name is not None:
@@ -162,7 +161,7 @@ def _clear_flags(directory: int, name: bytes | None) -> None:
             if kind not in (stat.S_IFREG, stat.S_IFDIR):
                 return
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(b"." if name is None else name, flags, dir_fd=directory)
+        descriptor = os.open("." if name is None else name, flags, dir_fd=directory)
     except OSError:
         return
     try:
