@@ -19,7 +19,7 @@ class Admission:
 
     def take(self, requests: Requests) -> None:
         """:raises AdmissionRejectedError: names the resource; nothing was taken."""
-        self._fits("memory", self.memory_requested, requests.memory_bytes, self.memory_bytes, "bytes")
+        self._fits("memory", self.memory_requested, requests.memory_bytes, self.memory_bytes, "bytes of memory")
         self._fits("pids", self.pids_requested, requests.pids, self.pids, "pids")
         self.memory_requested += requests.memory_bytes
         self.pids_requested += requests.pids

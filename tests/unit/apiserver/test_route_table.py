@@ -1,0 +1,28 @@
+"""The route table, the edge's verbs and the vocabulary name the same methods."""
+
+from __future__ import annotations
+
+from dsec.apiserver.routes import ROUTES
+from dsec.edge.verbs import VERBS
+from dsec.iam import Permission
+from libdsec.protocol.calls import METHODS
+
+
+def test_every_method_of_the_vocabulary_has_a_route_and_no_other() -> None:
+    assert set(ROUTES) == set(METHODS)
+
+
+def test_every_method_that_is_not_the_servers_own_has_a_verb() -> None:
+    assert set(VERBS) - {"node.status"} == {name for name in METHODS if not name.startswith("server.")}
+
+
+def test_permissions_are_iams() -> None:
+    assert {route.permission for route in ROUTES.values()} == {str(permission) for permission in Permission}
+
+
+def test_what_changes_something_is_not_open_to_readers() -> None:
+    readable = {name for name, route in ROUTES.items() if route.permission == "read"}
+    assert readable == {
+        *("server.info", "node.doctor", "sandbox.inspect", "sandbox.list", "sandbox.logs"),
+        *("image.list", "image.inspect"),
+    }
