@@ -156,8 +156,20 @@ def test_a_given_mirror_takes_the_host_s_key_and_components(tmp_path: Path) -> N
         ("main", "non-free-firmware"),
     )
     assert made.keyring == "/usr/share/keyrings/debian-archive-keyring.gpg"
-    (bare,) = sources_for("sid", "file:/srv/mirror", None, [])
+    (bare,) = sources_for("sid", "file:/srv/mirror", None, [], str(tmp_path))
     assert bare == AptSource(("file:/srv/mirror",), ("sid",), ("main",))
+
+
+def test_a_release_of_another_distribution_needs_a_mirror_and_takes_nothing_of_the_host(tmp_path: Path) -> None:
+    found = host_sources(configure(tmp_path, debian_sources=DEBIAN_DEB822))
+    (tmp_path / "ubuntu.csv").write_text("version,codename,series,created\n24.04 LTS,Noble Numbat,noble,2023-10-26\n")
+    (tmp_path / "debian.csv").write_text("version,codename,series,created\n12,Bookworm,bookworm,2021-08-14\n")
+    with pytest.raises(UnsupportedOperationError, match="one of ubuntu; give a mirror"):
+        sources_for("noble", None, BOOKWORM, found, str(tmp_path))
+    (made,) = sources_for("noble", "http://mirror.example/ubuntu", BOOKWORM, found, str(tmp_path))
+    assert (made.suites, made.components) == (("noble",), ("main", "universe"))
+    assert "debian" not in made.stanza()
+    assert len(sources_for("bookworm", None, BOOKWORM, found, str(tmp_path))) == 2
 
 
 @pytest.mark.parametrize("mirror", ["nonsense", "ftp//x", "http://a b", "http://a\nTrusted: yes", "-oX=y", ""])

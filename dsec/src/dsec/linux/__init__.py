@@ -5,9 +5,10 @@ numbers, and get descriptors, small values or a `KernelError` that names the sys
 
 - `syscalls`  the calls the standard library lacks, by ctypes
 - `mounts`    detached mounts: EROFS from files or loop devices, idmapped clones, attach, detach
-- `loops`     loop devices that free themselves
+- `loops`     loop devices that free themselves; `specimen` is the image that is mounted to see whether it can be
 - `cgroups`   which controllers are where (v1, v2, hybrid), and a pool of re-used directories
-- `uppers`    writable directories of sandboxes: plain, sized ext4, btrfs subvolumes; `removal` takes them away
+- `uppers`    writable directories of sandboxes: plain, `sized` (ext4 on a loop device) or `btrfs` (subvolumes)
+- `removal`   taking directories away that hostile code has filled
 - `processes` identity of processes: start times, pidfds
 - `probe`     what this machine can do, each thing tried for real
 

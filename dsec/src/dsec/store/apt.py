@@ -26,6 +26,7 @@ _FLAGS = {
 }
 _KEPT = {"signed-by", "trusted", "check-valid-until", "check-date", "allow-insecure"}
 """Fields of a stanza that go over to the image's sources. Architectures do not: an image has its own."""
+_COMPONENTS = {"debian": ("main",), "ubuntu": ("main", "universe")}
 _TIMEOUT_S = 20
 
 
@@ -114,37 +115,57 @@ def host_sources(directory: str | None = None) -> list[AptSource]:
 
 
 def sources_for(
-    release: str, mirror: str | None, host: HostDistribution | None, given: list[AptSource]
+    release: str,
+    mirror: str | None,
+    host: HostDistribution | None,
+    given: list[AptSource],
+    distro_info: str = "/usr/share/distro-info",
 ) -> list[AptSource]:
     """The stanzas from which `release` is built.
 
-    With a mirror: that mirror, with the components and key of the host's main source. Else the host's sources with
-    the host's release replaced by the asked one in each suite (`bookworm-updates` → `trixie-updates`); those of other
-    releases (a vendor's own repository) are left out.
+    With a mirror: that mirror alone, with the components and key of the host's main source, or of the release's own
+    distribution when that is known to be another. Else the host's sources with the host's release replaced by the
+    asked one in each suite (`bookworm-updates` → `trixie-updates`); those of others (a vendor's own repository) are
+    left out.
     :raises UnsupportedOperationError: the host's configuration has none that could serve.
     """
+    vendor = _vendor(release, distro_info)
+    foreign = vendor is not None and host is not None and vendor != host.id
     usual = [source for source in given if host is not None and any(_is_of(s, host.codename) for s in source.suites)]
     if mirror is not None:
         if not mirror.startswith(_REMOTE) or not mirror.isprintable() or " " in mirror:
             raise InvalidArgumentError(
                 f"cannot use mirror {mirror[:200]!r}: it must be a URL (http, https, file)", field="mirror"
             )
-        first = usual[0] if usual else AptSource((), (), ("main",))
-        return [replace(first, uris=(mirror,), suites=(release,))]
-    made = []
-    for source in usual:
-        assert host is not None
-        suites = tuple(
-            release + suite.removeprefix(host.codename) for suite in source.suites if _is_of(suite, host.codename)
-        )
-        made.append(replace(source, suites=suites))
-    if not made:
-        raise UnsupportedOperationError(
-            f"cannot build release {release}: the host's apt configuration has no source of its own distribution; "
-            "give a mirror",
-            release=release,
-        )
-    return made
+        if foreign or not usual:
+            return [AptSource((mirror,), (release,), _COMPONENTS.get(vendor or "", ("main",)), _vendor_key(vendor))]
+        return [replace(usual[0], uris=(mirror,), suites=(release,))]
+    if foreign or not usual or host is None:
+        whose = f"it is one of {vendor}" if foreign else "the host's apt configuration has no source of its own release"
+        raise UnsupportedOperationError(f"cannot build release {release}: {whose}; give a mirror", release=release)
+    return [replace(source, suites=_suites_for(release, host, source)) for source in usual]
+
+
+def _suites_for(release: str, host: HostDistribution, source: AptSource) -> tuple[str, ...]:
+    return tuple(release + suite.removeprefix(host.codename) for suite in source.suites if _is_of(suite, host.codename))
+
+
+def _vendor(release: str, distro_info: str) -> str | None:
+    """Whose release it is, as far as this host's tables of releases know."""
+    for vendor in ("debian", "ubuntu"):
+        try:
+            with open(os.path.join(distro_info, f"{vendor}.csv"), encoding="utf-8", errors="replace") as file:
+                # version, codename, series, dates
+                if any(fields[2] == release for line in file if len(fields := line.split(",")) > 2):
+                    return vendor
+        except OSError:
+            continue
+    return None
+
+
+def _vendor_key(vendor: str | None) -> dict[str, str]:
+    path = f"/usr/share/keyrings/{vendor}-archive-keyring.gpg"
+    return {"signed-by": path} if vendor is not None and os.path.exists(path) else {}
 
 
 def _is_of(suite: str, codename: str) -> bool:

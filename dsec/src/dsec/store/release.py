@@ -146,7 +146,8 @@ def _error(release: str, status: int, said: str) -> DSecError:
     if "No space left on device" in said:
         return CapacityError(text, **details)
     if "Unable to locate package" in said or "does not have a Release file" in said:
-        return InvalidArgumentError(text, **details)
+        hint = "; name a release or a mirror that has it" if "Release file" in said else ""
+        return InvalidArgumentError(text + hint, **details)
     return UnavailableError(text, **details)
 
 
