@@ -11,7 +11,6 @@ from .child import in_child
 from .verdict import Degraded, Trial
 
 _NEEDED = {0: "CHOWN", 1: "DAC_OVERRIDE", 6: "SETGID", 7: "SETUID", 12: "NET_ADMIN", 21: "SYS_ADMIN"}
-_SYS_RESOURCE = 24
 _MEMORY = 64 * 1024 * 1024
 
 
@@ -27,8 +26,6 @@ def _privileges(_: str) -> str:
     lacking = [name for bit, name in _NEEDED.items() if not effective >> bit & 1]
     if lacking:
         raise RuntimeError(f"root without {', '.join(lacking)}")
-    if not effective >> _SYS_RESOURCE & 1:
-        raise Degraded("root without SYS_RESOURCE: PID 1 of a sandbox cannot be kept from the OOM killer")
     return "root with the capabilities that a node needs"
 
 
@@ -83,6 +80,12 @@ TRIALS = (
         in_child("user_namespace"),
         "missing",
         "raise user.max_user_namespaces, and allow them in the kernel's configuration",
+    ),
+    Trial(
+        "oom-protection",
+        in_child("oom_protection"),
+        "degraded",
+        "give the node CAP_SYS_RESOURCE; without it the OOM killer may take a sandbox's PID 1 before its commands",
     ),
     Trial(
         "cgroups",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 
@@ -27,14 +28,14 @@ def _at_least(path: str, wanted: int, name: str) -> str:
 
 
 def _pids(_: str) -> str:
-    """A command and its helpers a sandbox, and PID 1."""
-    first = _at_least("kernel/pid_max", 40 * _SANDBOXES, "the highest pid")
-    return f"{first}, {_at_least('kernel/threads-max', 40 * _SANDBOXES, 'the number of threads')}"
+    """PID 1, a command and its helpers in each."""
+    first = _at_least("kernel/pid_max", 10 * _SANDBOXES, "the highest pid")
+    return f"{first}, {_at_least('kernel/threads-max', 10 * _SANDBOXES, 'the number of threads')}"
 
 
 def _descriptors(_: str) -> str:
     """The edge keeps two a sandbox, the fork server as many."""
-    wanted = 8 * _SANDBOXES
+    wanted = 4 * _SANDBOXES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise Degraded(
@@ -45,14 +46,17 @@ def _descriptors(_: str) -> str:
 
 
 def _inotify(_: str) -> str:
-    return _at_least("fs/inotify/max_user_instances", 1024, "the number of inotify instances a user")
+    """These are counted for each user, and every sandbox has one of its own."""
+    first = _at_least("fs/inotify/max_user_instances", 64, "the number of inotify instances a user")
+    return f"{first}, {_at_least('fs/inotify/max_user_watches', 8192, 'of watches')}"
 
 
 def _namespaces(_: str) -> str:
     kinds = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
-    return ", ".join(
-        _at_least(f"user/max_{kind}_namespaces", 2 * _SANDBOXES, f"the number of {kind} namespaces") for kind in kinds
-    )
+    for kind in kinds:
+        _at_least(f"user/max_{kind}_namespaces", 2 * _SANDBOXES, f"the number of {kind} namespaces")
+    least = min(_number(f"user/max_{kind}_namespaces") for kind in kinds)
+    return f"{least} namespaces of every kind are allowed"
 
 
 def _mounts(_: str) -> str:
@@ -80,8 +84,6 @@ def _zram(_: str) -> str:
 
 
 def _kvm(_: str) -> str:
-    import fcntl
-
     get_api_version, create_vm = 0xAE00, 0xAE01
     device = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
     try:

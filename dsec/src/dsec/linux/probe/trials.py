@@ -75,6 +75,13 @@ def overlay_idmapped(directory: str) -> str:
     return "an overlay over an EROFS layer with shifted ids can be written"
 
 
+def oom_protection(_: str) -> str:
+    """As PID 1 of a sandbox is kept from the OOM killer."""
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("-1000")
+    return "a process was kept from the OOM killer"
+
+
 def seccomp(_: str) -> str:
     number = _GETPPID.get(platform.machine())
     if number is None:
@@ -184,7 +191,8 @@ def _prctl(what: str, option: int, first: int, second: object = None) -> None:
 
 
 TRIALS: dict[str, Callable[[str], str]] = {
-    trial.__name__: trial for trial in (namespaces, user_namespace, overlay_idmapped, seccomp, landlock, pre_content)
+    trial.__name__: trial
+    for trial in (namespaces, user_namespace, oom_protection, overlay_idmapped, seccomp, landlock, pre_content)
 }
 
 
