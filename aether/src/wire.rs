@@ -5,6 +5,9 @@
 //! MessagePack maps with string keys. The contract is `docs/wire.md`, the Python twin is `libdsec.protocol.frames`,
 //! and `tests/golden/` holds the two together.
 
+#[cfg(test)]
+mod golden;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -183,13 +186,6 @@ struct Method {
 #[derive(Deserialize)]
 struct Args<T> {
     args: T,
-}
-
-/// The payload of a CALL.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Call<A> {
-    pub method: String,
-    pub args: A,
 }
 
 /// The first frame in each direction, on call 0.

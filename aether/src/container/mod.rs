@@ -108,7 +108,6 @@ fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) 
     Ok(Inherited {
         channel,
         user_namespace,
-        id_base: plan.id_base,
         devpts: mounted.devpts,
         memory_cgroup: cgroups.memory,
         pids_events: cgroups.pids_events,

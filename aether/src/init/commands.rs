@@ -59,8 +59,9 @@ pub struct Command {
     started: Instant,
     deadline: Option<Instant>,
     report: OwnedFd,
-    /// A terminal's master has not come yet.
+    /// A child on a terminal has not become the program yet.
     awaits_terminal: bool,
+    failure: Option<Failure>,
     terminal: Option<OwnedFd>,
     input: Option<Input>,
     outputs: Vec<Output>,
@@ -104,6 +105,7 @@ impl Command {
             deadline: (args.timeout_ms > 0).then(|| now + Duration::from_millis(args.timeout_ms)),
             report: spawned.report,
             awaits_terminal: args.pty,
+            failure: None,
             terminal: None,
             input: spawned.input,
             outputs: spawned.outputs,
@@ -153,15 +155,24 @@ impl Command {
 
     /// The child's report socket has something: the terminal's master, or why there is none.
     pub fn receive_terminal(&mut self) -> std::io::Result<()> {
-        if let Said::Master(master) = pty::listen(&self.report) {
-            self.awaits_terminal = false;
-            rustix::io::ioctl_fionbio(&master, true)?;
-            self.outputs.push(Output::new(master.try_clone()?, STDOUT, Sink::stream()));
-            if let Some(input) = &mut self.input {
-                input.attach(master.try_clone()?);
+        while self.awaits_terminal {
+            match pty::listen(&self.report) {
+                Said::Master(master) => self.attach(master)?,
+                Said::Failed(failure) => self.failure = Some(failure),
+                Said::Gone => self.awaits_terminal = false,
+                Said::Nothing => break,
             }
-            self.terminal = Some(master);
         }
+        Ok(())
+    }
+
+    fn attach(&mut self, master: OwnedFd) -> std::io::Result<()> {
+        rustix::io::ioctl_fionbio(&master, true)?;
+        self.outputs.push(Output::new(master.try_clone()?, STDOUT, Sink::stream()));
+        if let Some(input) = &mut self.input {
+            input.attach(master.try_clone()?);
+        }
+        self.terminal = Some(master);
         Ok(())
     }
 
@@ -200,17 +211,19 @@ impl Command {
     }
 
     /// The command's own process has ended and is reaped.
-    pub fn exited(&mut self, status: WaitStatus, now: Instant) {
+    pub fn exited(&mut self, status: WaitStatus, now: Instant) -> std::io::Result<()> {
+        self.receive_terminal()?;
         match &mut self.state {
             State::Running => self.end(Ended::of(status), false, now),
             State::Killing { reaped, .. } => *reaped = true,
             State::Ending { .. } => {}
         }
+        Ok(())
     }
 
     fn end(&mut self, ended: Ended, killed: bool, now: Instant) {
         self.state = State::Ending { ended, at: now, killed };
-        self.outputs.iter_mut().for_each(|output| output.finish(self.awaits_terminal || self.terminal.is_some()));
+        self.outputs.iter_mut().for_each(|output| output.finish(self.terminal.is_some()));
     }
 
     /// When `advance` must be called again even if nothing happens.
@@ -253,7 +266,7 @@ impl Command {
         answer.oom_kills = world.leaves.oom_kills(&self.scope);
         answer.pids_refused = world.pids_refused().saturating_sub(self.pids_refused_before);
         world.leaves.release(self.scope);
-        if let (Some(failure), Ended::Exited(_)) = (read_failure(&self.report), ended) {
+        if let (Some(failure), Ended::Exited(_)) = (self.failure.or_else(|| read_failure(&self.report)), ended) {
             return world.edge.error(self.call, &not_started(&self.name, failure));
         }
         let mut frames = Vec::new();

@@ -222,16 +222,12 @@ impl EventLoop {
 
     fn reap(&mut self) -> Result<(), ChannelError> {
         let now = Instant::now();
-        for (pid, status) in self.reaper.reap() {
-            self.ended(pid, status, now)?;
-        }
-        Ok(())
+        self.reaper.reap().into_iter().try_for_each(|(pid, status)| self.ended(pid, status, now))
     }
 
     fn ended(&mut self, pid: Pid, status: WaitStatus, now: Instant) -> Result<(), ChannelError> {
         if let Some(command) = self.commands.values_mut().find(|command| command.pid() == pid) {
-            command.exited(status, now);
-            return Ok(());
+            return command.exited(status, now).map_err(ChannelError::Socket);
         }
         if let Some(file) = self.files.values_mut().find(|file| file.pid() == Some(pid)) {
             file.reaped();

@@ -44,11 +44,6 @@ impl Allowance {
         self.left += grant;
         Some(grant as u32)
     }
-
-    /// Bytes received and not granted back.
-    pub fn outstanding(&self) -> usize {
-        WINDOW - self.left - self.consumed
-    }
 }
 
 pub struct Input {

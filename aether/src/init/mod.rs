@@ -58,7 +58,6 @@ pub struct Inherited {
     pub channel: OwnedFd,
     /// Entered by every child.
     pub user_namespace: OwnedFd,
-    pub id_base: u32,
     /// O_PATH of the devpts root, for PTYs.
     pub devpts: OwnedFd,
     /// Directory, delegated to the keeper: the leaves of commands are made below it.

@@ -16,7 +16,7 @@ use rustix::net::{
 use rustix::pty::{ioctl_tiocgptpeer, unlockpt, OpenptFlags};
 use rustix::termios::{tcsetwinsize, Winsize};
 
-use super::child::{EXTRA, REPORT};
+use super::child::{Failure, EXTRA, REPORT};
 use super::kernel;
 
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +61,10 @@ fn send_master(master: &OwnedFd) -> Result<(), Errno> {
 /// What a child with a terminal has said.
 pub enum Said {
     Master(OwnedFd),
-    /// A failure report, or an empty one.
-    Report(Vec<u8>),
+    Failed(Failure),
     Nothing,
+    /// Nothing any more: it has become the program, or has ended.
+    Gone,
 }
 
 /// In PID 1: the next packet on the report socket.
@@ -75,14 +76,15 @@ pub fn listen(report: &OwnedFd) -> Said {
     let count = match recvmsg(report, &mut [std::io::IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Ok(message) => message.bytes,
         Err(Errno::AGAIN | Errno::INTR) => return Said::Nothing,
-        Err(_) => 0,
+        Err(_) => return Said::Gone,
     };
     let descriptors = control.drain().find_map(|item| match item {
         RecvAncillaryMessage::ScmRights(mut received) => received.next(),
         _ => None,
     });
-    match descriptors {
-        Some(master) => Said::Master(master),
-        None => Said::Report(bytes[..count].to_vec()),
+    match (descriptors, Failure::from_bytes(&bytes[..count])) {
+        (Some(master), _) => Said::Master(master),
+        (None, Some(failure)) => Said::Failed(failure),
+        (None, None) => Said::Gone,
     }
 }

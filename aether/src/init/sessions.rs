@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::commands::{check_limit, program, PATIENCE, ROUND};
 use super::outcome::{invalid, Ended, ExecAnswer};
 use super::output::OutputLimit;
-use super::shell::Shell;
+use super::shell::{Collected, Shell};
 use super::tree;
 use super::world::World;
 use crate::seqpacket::ChannelError;
@@ -155,7 +155,7 @@ impl Session {
         world: &mut World,
         now: Instant,
     ) -> Result<(), ChannelError> {
-        let ([stdout, stderr], frames) = self.shell.collect(run.call, &mut world.scratch);
+        let Collected { stdout, stderr, frames } = self.shell.collect(run.call, &mut world.scratch);
         if run.opening {
             return match over {
                 true => world.edge.error(run.call, &self.no_shell()),

@@ -24,6 +24,13 @@ const LIMIT_STATUS: usize = 256;
 /// Between two looks at what a background job prints while no command runs.
 const TICK: Duration = Duration::from_millis(50);
 
+/// What a command has printed.
+pub struct Collected {
+    pub stdout: OutputInfo,
+    pub stderr: OutputInfo,
+    pub frames: Vec<Frame>,
+}
+
 /// One of the shell's two output pipes, which outlive each command.
 pub struct Stream {
     pub number: u16,
@@ -111,7 +118,7 @@ impl Shell {
     }
 
     /// Take everything the pipes hold now, for the command that has just ended, and hand its output out.
-    pub fn collect(&mut self, call: u64, scratch: &mut [u8]) -> ([OutputInfo; 2], Vec<Frame>) {
+    pub fn collect(&mut self, call: u64, scratch: &mut [u8]) -> Collected {
         let mut infos = [OutputInfo::default(); 2];
         let mut frames = Vec::new();
         for (stream, info) in self.streams.iter_mut().zip(&mut infos) {
@@ -121,7 +128,8 @@ impl Shell {
                 frames.extend(collector.frames(call, stream.number));
             }
         }
-        (infos, frames)
+        let [stdout, stderr] = infos;
+        Collected { stdout, stderr, frames }
     }
 
     /// Why the shell did not become the program it should be, if that is so.

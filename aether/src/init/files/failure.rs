@@ -79,6 +79,6 @@ impl<T> On<T> for io::Result<T> {
 
 impl From<Failure> for io::Error {
     fn from(failure: Failure) -> Self {
-        Self::new(io::ErrorKind::Other, failure)
+        Self::other(failure)
     }
 }
