@@ -65,9 +65,8 @@ def test_a_command_answers_and_its_program_is_judged_in_the_sandbox(
     node_environment: dict[str, str], tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
-    model.write_text(
-        "#!/bin/sh\ncat >/dev/null\nprintf '    import os\\n    print(os.uname().nodename)\\n    os._exit(0)\\n'\n"
-    )
+    answer = "    import os\\n    print(os.uname().nodename, flush=True)\\n    os._exit(0)\\n"
+    model.write_text(f"#!/bin/sh\ncat >/dev/null\nprintf '{answer}'\n")
     model.chmod(0o755)
     _, told = _dsec(node_environment, "rollout", "run", "humaneval", "--agent", f"command:{model}", "--tasks", "2")
     for outcome in told["report"]["outcomes"]:

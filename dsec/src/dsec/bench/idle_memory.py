@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.protocol.errors import DSecError
 
-from .figures import Figure, Report, report
+from .figures import Figure, Report, median, report
 from .ground import Ground
 from .machine import machine, memory_kb
 from .rounds import Progress
@@ -23,24 +23,26 @@ NAME = "idle-memory"
 SAMPLES = 1000
 IN_FLIGHT = 16
 
-_REST_KB = 512
+_REST_KB = 2048
 _REST_S = 1.0
+_REST_READINGS = 3
 _REST_TRIES = 15
 
 
 async def resting(
     read: Callable[[], int] = lambda: memory_kb("MemAvailable"),
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> int:
-    """Kilobytes, once two readings a second apart differ by next to nothing; the last reading if they never do."""
-    before = read()
+) -> float:
+    """Kilobytes, once three readings a second apart differ by next to nothing; of a figure that never rests (others
+    use the machine, or the kernel still tidies up) the median of the last readings."""
+    readings = [read()]
     for _ in range(_REST_TRIES):
         await pause(_REST_S)
-        now = read()
-        if abs(now - before) <= _REST_KB:
-            return now
-        before = now
-    return before
+        readings.append(read())
+        last = readings[-_REST_READINGS:]
+        if len(last) == _REST_READINGS and max(last) - min(last) <= _REST_KB:
+            break
+    return median(readings[-_REST_READINGS:])
 
 
 async def _one_idle(client: DSecClient, args: DSecContainerRunArgs) -> Sandbox:

@@ -1,7 +1,8 @@
 """The node that is measured: one of our own with its own state and sockets, or the user's.
 
 A node of our own runs as a child with everything it makes below one directory. Whatever state it is in at the end, its
-processes (known by that directory in their command line) are ended and what is mounted below it is unmounted.
+processes (known by that directory in their command line) are ended, what is mounted below it is unmounted, and its
+control groups (known by its edge's name) are removed.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class OwnNode:
         self.state_dir = directory / "state"
         self._run_dir = directory / "run"
         self._log = directory / "serve.log"
+        self._edges: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DSecClient]:
@@ -78,6 +80,7 @@ class OwnNode:
         client: DSecClient | None = None
         try:
             client = await self._connected(process)
+            self._edges.add((await client.server_info()).node.edge_prefix)
             yield client
         finally:
             await self._end(client, process)
@@ -113,6 +116,8 @@ class OwnNode:
         await finish(process)
         await _end_processes_of(self._directory)
         unmount_below(self._directory)
+        for edge in self._edges:
+            _remove_cgroups(f"dsec-{edge}")
 
 
 async def _end_processes_of(directory: Path) -> None:
@@ -137,6 +142,13 @@ def _processes_of(directory: Path) -> Iterator[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if mark in Path(entry.path, "cmdline").read_bytes():
                 yield int(entry.name)
+
+
+def _remove_cgroups(name: str, root: Path = Path("/sys/fs/cgroup")) -> None:
+    """Of all hierarchies; a node that ended as it should has left none."""
+    for top in (root / name, *root.glob(f"*/{name}")):
+        for directory, _, _ in os.walk(top, topdown=False):
+            os.rmdir(directory)
 
 
 def unmount_below(directory: Path) -> None:
