@@ -12,7 +12,7 @@ use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::process::Pid;
 use serde::Serialize;
 
-use super::children::{self, Making, Sandbox, CREATE_DEADLINE, MAX_SANDBOXES};
+use super::children::{self, Making, Sandbox, Waiting, CREATE_DEADLINE, MAX_SANDBOXES};
 use super::connection::Origin;
 use super::methods::{invalid, made, resources, result};
 use super::plan::Plan;
@@ -33,7 +33,7 @@ struct Exited<'a> {
 }
 
 impl Server {
-    /// Start a create; it is answered when the child has reported or died.
+    /// Take up a create; it is answered when its child has reported or died.
     pub(super) fn create(&mut self, origin: Origin, plan: Plan) -> Result<(), ErrorBody> {
         plan.check().map_err(|reason| invalid("the plan", &reason))?;
         let id = &plan.id;
@@ -44,18 +44,44 @@ impl Server {
             let message = format!("cannot create sandbox {id:?}: layer {key:?} is not held; hold it first");
             return Err(ErrorBody::new("not_found", message).with("layer", key));
         }
-        if self.children.len() >= MAX_SANDBOXES {
+        if self.children.count() >= MAX_SANDBOXES {
             return Err(ErrorBody::new("capacity", format!("cannot create a sandbox: {MAX_SANDBOXES} are running")));
         }
-        let sandbox = self.start(origin, plan).map_err(|error| resources(&error))?;
-        self.layers.acquire(&sandbox.layers);
-        let started = sandbox.making.as_ref().map(|making| self.watch_report(sandbox.pid, &making.report));
-        let pid = sandbox.pid;
-        self.children.insert(sandbox);
-        if let Some(Err(errno)) = started {
-            self.end_making(pid, failure("fork", errno, "cannot watch the new process"));
-        }
+        // held from now on, since layers may be dropped while it waits
+        self.layers.acquire(&plan.layers);
+        self.children.wait(Waiting { origin, plan });
+        self.start_waiting();
         Ok(())
+    }
+
+    /// Start the creates whose turn it is.
+    fn start_waiting(&mut self) {
+        while let Some(Waiting { origin, plan }) = self.children.next_turn() {
+            let layers = plan.layers.clone();
+            match self.start(origin, plan) {
+                Ok(sandbox) => self.watch_making(sandbox),
+                Err(error) => {
+                    self.layers.release(&layers);
+                    self.answer(origin, Err(resources(&error)));
+                }
+            }
+        }
+    }
+
+    fn watch_making(&mut self, sandbox: Sandbox) {
+        let pid = sandbox.pid;
+        let watched = sandbox.making.as_ref().map(|making| self.watch_report(pid, &making.report));
+        self.children.insert(sandbox);
+        if let Some(Err(errno)) = watched {
+            self.end_making(pid, failure("report", errno, "cannot watch the new process"));
+        }
+    }
+
+    /// A create that never starts is answered as one that was ended.
+    pub(super) fn give_up(&mut self, create: Waiting) {
+        self.layers.release(&create.plan.layers);
+        let cause = failure("report", Errno::CANCELED, "it was ended before its turn came");
+        self.answer(create.origin, Err(create_error(&create.plan.id, &cause)));
     }
 
     /// Clone the child, which never comes back from here.
@@ -112,15 +138,15 @@ impl Server {
     }
 
     fn finish_making(&mut self, pid: Pid) {
-        let Some(sandbox) = self.children.by_pid(pid) else { return };
-        let Some(making) = sandbox.making.take() else { return };
-        let Making { origin, report, pidfd, .. } = *making;
+        let Some((sandbox, making)) = self.children.finish(pid) else { return };
+        let Making { origin, report, pidfd, .. } = making;
         let answer = made(origin, sandbox, pidfd);
         unwatch(&self.epoll, &report);
         if answer.is_err() {
             self.discard(pid);
         }
         self.answer(origin, answer);
+        self.start_waiting();
     }
 
     /// End a child that will never be a sandbox, or one that its edge was not told of.
@@ -165,9 +191,10 @@ impl Server {
         for origin in kill_origins {
             self.answer(origin, result(origin, &Empty {}, vec![]));
         }
-        if let Some(origin) = self.shutdown.filter(|_| self.children.len() == 0) {
+        if let Some(origin) = self.shutdown.filter(|_| self.children.is_empty()) {
             self.answer(origin, result(origin, &Empty {}, vec![]));
         }
+        self.start_waiting();
     }
 
     fn cause_of_death(&self, making: Making, status: i32) -> Failure {

@@ -15,6 +15,8 @@ use crate::wire::{Detail, Empty, ErrorBody, Frame, Kind};
 const PAGE: usize = 512;
 
 type Answer = Result<(Frame, Vec<OwnedFd>), ErrorBody>;
+/// Nothing when the answer comes later.
+type Later = Result<Option<(Frame, Vec<OwnedFd>)>, ErrorBody>;
 
 #[derive(Deserialize)]
 struct Key {
@@ -77,13 +79,7 @@ impl Server {
         }
     }
 
-    /// The answer, or nothing when it comes later.
-    fn dispatch(
-        &mut self,
-        origin: Origin,
-        frame: &Frame,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Option<(Frame, Vec<OwnedFd>)>, ErrorBody> {
+    fn dispatch(&mut self, origin: Origin, frame: &Frame, descriptors: Vec<OwnedFd>) -> Later {
         let method = frame.method().map_err(|error| invalid("a call", &error.0))?;
         if self.shutdown.is_some() {
             return Err(ErrorBody::new("unavailable", format!("cannot do {method}: the fork server is shutting down")));
@@ -95,7 +91,7 @@ impl Server {
             "sandbox.create" => self.create(origin, args(frame)?).map(|()| None),
             "sandbox.list" => self.list_sandboxes(origin, &args::<After>(frame)?.after).map(Some),
             "sandbox.adopt" => self.adopt(origin, &args::<Id>(frame)?.id).map(Some),
-            "sandbox.kill" => self.kill(origin, &args::<Id>(frame)?.id).map(|()| None),
+            "sandbox.kill" => self.kill(origin, &args::<Id>(frame)?.id),
             "server.shutdown" => self.shut_down(origin),
             _ => Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: it is no method of a fork server"))),
         }
@@ -137,16 +133,22 @@ impl Server {
         made(origin, sandbox, pidfd)
     }
 
-    fn kill(&mut self, origin: Origin, id: &str) -> Result<(), ErrorBody> {
+    fn kill(&mut self, origin: Origin, id: &str) -> Later {
+        if let Some(create) = self.children.withdraw(id) {
+            self.give_up(create);
+            return result(origin, &Empty {}, vec![]).map(Some);
+        }
         let sandbox = self.children.by_id(id).ok_or_else(|| unknown(id))?;
         sandbox.kill_origins.push(origin);
-        children::kill(sandbox.pid).map_err(|error| ErrorBody::new("internal", error.to_string()))
+        children::kill(sandbox.pid).map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+        Ok(None)
     }
 
-    fn shut_down(&mut self, origin: Origin) -> Result<Option<(Frame, Vec<OwnedFd>)>, ErrorBody> {
-        self.children.kill_all().map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+    fn shut_down(&mut self, origin: Origin) -> Later {
+        let waiting = self.children.kill_all().map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+        waiting.into_iter().for_each(|create| self.give_up(create));
         self.shutdown = Some(origin);
-        if self.children.len() > 0 {
+        if !self.children.is_empty() {
             return Ok(None);
         }
         result(origin, &Empty {}, vec![]).map(Some)

@@ -99,6 +99,9 @@ impl Plan {
                 return Err(format!("{field}: {path} is not one of cgroups"));
             }
         }
+        if self.memory_bytes > 0 && self.memory_cgroup.is_none() {
+            return Err(format!("memory_bytes: {} cannot be shown without a memory_cgroup", self.memory_bytes));
+        }
         if !(1..=2).contains(&self.cgroup_version) {
             return Err(format!("cgroup_version: {} is neither 1 nor 2", self.cgroup_version));
         }
@@ -187,6 +190,12 @@ mod tests {
         }
     }
 
+    impl Plan {
+        pub fn sample() -> Self {
+            read(&sent())
+        }
+    }
+
     fn read(sent: &Sent) -> Plan {
         wire::unpack(&wire::pack(sent).unwrap()).unwrap()
     }
@@ -222,7 +231,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_carried_out_is_refused_by_field() {
-        let cases: &[(&str, fn(&mut Plan))] = &[
+        type Spoil = fn(&mut Plan);
+        let cases: &[(&str, Spoil)] = &[
             ("id", |plan| plan.id = "../x".into()),
             ("id", |plan| plan.id = String::new()),
             ("layers", |plan| plan.layers.clear()),
@@ -236,6 +246,7 @@ mod tests {
             ("keeper", |plan| plan.keeper = plan.id_base + 5),
             ("cgroups", |plan| plan.cgroups = vec!["/c".into(); 17]),
             ("memory_cgroup", |plan| plan.memory_cgroup = Some("/other".into())),
+            ("memory_bytes", |plan| (plan.memory_bytes, plan.memory_cgroup) = (1 << 20, None)),
             ("pids_cgroup", |plan| plan.pids_cgroup = Some("/other".into())),
             ("cgroup_version", |plan| plan.cgroup_version = 3),
             ("hostname", |plan| plan.hostname = "h".repeat(65)),

@@ -27,6 +27,9 @@ const MAX_CONNECTIONS: usize = 8;
 /// Frames read from one peer before others have their turn.
 const FRAMES_A_TURN: usize = 16;
 
+/// Creates under way at one time, for each processor: a little more than can run, since each also waits.
+const CREATES_A_PROCESSOR: usize = 4;
+
 /// What an event of the epoll set is about.
 const LISTENER: u64 = 0;
 const CHILDREN: u64 = 1;
@@ -59,7 +62,7 @@ impl Server {
         Ok(Self {
             node,
             layers,
-            children: Children::default(),
+            children: Children::new(side_by_side()),
             shutdown: None,
             epoll,
             listener,
@@ -97,7 +100,7 @@ impl Server {
 
     /// Whether everything has ended that was asked to end, and the asker knows.
     fn is_over(&self) -> bool {
-        self.shutdown.is_some() && self.children.len() == 0 && !self.connections.values().any(Connection::has_waiting)
+        self.shutdown.is_some() && self.children.is_empty() && !self.connections.values().any(Connection::has_waiting)
     }
 
     fn time_left(&mut self, now: Instant) -> Option<Timespec> {
@@ -272,4 +275,8 @@ impl Server {
 pub(super) fn unwatch(epoll: &OwnedFd, descriptor: impl AsFd) {
     // only a descriptor that was never added is refused, and that is as good as removed
     let _ = epoll::delete(epoll, descriptor);
+}
+
+fn side_by_side() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from) * CREATES_A_PROCESSOR
 }
