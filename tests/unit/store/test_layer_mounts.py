@@ -213,19 +213,6 @@ def test_a_restarted_edge_counts_what_runs() -> None:
     run(story)
 
 
-def test_after_the_fork_server_is_lost_layers_are_mounted_again() -> None:
-    async def story(machine: Machine) -> None:
-        await machine.layers.acquire(DIGEST)
-        machine.held.clear()
-        machine.layers.lost()
-        await machine.layers.acquire(DIGEST)
-        assert machine.mounted == 2
-        for _ in range(2):
-            await machine.layers.release(DIGEST)
-
-    run(story)
-
-
 def test_releasing_more_than_was_acquired_is_the_caller_s_error() -> None:
     async def story(machine: Machine) -> None:
         with pytest.raises(RuntimeError, match="more often"):

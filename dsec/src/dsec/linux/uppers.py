@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from dataclasses import dataclass
 
 from libdsec.protocol.errors import InvalidArgumentError
@@ -111,11 +110,6 @@ def remove_leftover(parent_dir: str, name: str, trash: Trash | None = None) -> N
     """Remove an upper in whatever state it is."""
     home = os.path.join(os.path.abspath(parent_dir), name)
     _upper(home, home).remove(trash)
-
-
-def free_bytes(parent_dir: str) -> int:
-    """What the file system of the uppers has left."""
-    return shutil.disk_usage(parent_dir).free
 
 
 def _mount_path(home: str) -> str:

@@ -91,11 +91,6 @@ class LayerMounts:
         self._users[digest] = self._users.get(digest, 0) + 1
         self._idle.pop(digest, None)
 
-    def lost(self) -> None:
-        """The fork server is gone and with it all that it held; uses go on counting until they are released."""
-        self._held.clear()
-        self._idle.clear()
-
     def in_use(self, digest: str) -> bool:
         return digest in self._users
 
