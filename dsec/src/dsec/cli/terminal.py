@@ -39,7 +39,7 @@ async def attach_terminal(process: Process) -> ExecResult:
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor)
+    tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is kept
     try:
         yield
     finally:
