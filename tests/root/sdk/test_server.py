@@ -1,0 +1,76 @@
+"""The real server: started once by many, killed while calls are under way, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libdsec import DSecClient
+from libdsec.errors import OutcomeUnknownError, UnavailableError
+
+pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether")
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Directories of a node that does not run yet; whatever was started there is ended."""
+    for name in ("RUN", "STATE"):
+        monkeypatch.setenv(f"DSEC_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.delenv("DSEC_URL", raising=False)
+    yield tmp_path
+    command(["serve", "--stop"])
+
+
+def command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dsec", *arguments], capture_output=True, text=True, timeout=90)
+
+
+def test_ten_processes_at_once_start_one_server(own_node: Path):
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "dsec", "ls", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(10)
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, json.loads(out)) == (0, []), err
+    log = (own_node / "run/serve.log").read_text()
+    assert log.count("event=serving") == 1
+    first = json.loads(command(["serve", "--background", "--json"]).stdout)["pid"]
+    assert json.loads(command(["serve", "--background", "--json"]).stdout)["pid"] == first
+    assert json.loads(command(["serve", "--stop", "--json"]).stdout) == {"stopped": first}
+    assert json.loads(command(["serve", "--stop", "--json"]).stdout) == {"stopped": None}
+    assert json.loads(command(["version", "--json"]).stdout)["server"] is None
+
+
+def test_a_server_killed_under_calls(own_node: Path):
+    async def main() -> None:
+        async with asyncio.timeout(100), DSecClient() as client:
+            first = (await client.server_info()).pid
+            # a call without an end: the build of an image from a pipe that nobody writes
+            os.mkfifo(own_node / "never.tar")
+            building = asyncio.ensure_future(client.build_image("never:1", f"tar:{own_node}/never.tar"))
+            await client.server_info()
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises((OutcomeUnknownError, UnavailableError)):
+                await building
+            # the next call finds the socket without a server, and starts another
+            second = await client.server_info()
+            assert second.pid != first
+            assert await client.list() == ()
+
+    asyncio.run(main())
+
+
+def test_doctor_needs_no_server(own_node: Path):
+    done = command(["doctor", "--json"])
+    findings = json.loads(done.stdout)["findings"]
+    assert {"kernel", "overlay-idmapped"} <= {finding["name"] for finding in findings}
+    assert not (own_node / "run/api.sock").exists()
