@@ -39,6 +39,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Size of /dev/shm inside; charged to the sandbox's memory."""
     memory_reserve_bytes: int = 512 * MIB
     """Of the machine's memory, what admission does not give to sandboxes."""
+    fork_server_timeout_s: float = 10.0
+    """How long the fork server may take for anything but a create before it counts as hung and is replaced."""
     kept_final: int = 1024
     """Sandboxes that have ended and are still remembered."""
 
@@ -61,6 +63,7 @@ _ENVIRONMENT = {
     "DSEC_ID_RANGES": "id_ranges",
     "DSEC_DEFAULT_MEMORY_BYTES": "default_memory_bytes",
     "DSEC_DEFAULT_PIDS": "default_pids",
+    "DSEC_FORK_SERVER_TIMEOUT_S": "fork_server_timeout_s",
 }
 
 

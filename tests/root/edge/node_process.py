@@ -23,7 +23,12 @@ class NodeProcess:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "DSEC_STATE_DIR": str(self.state_dir), "DSEC_RUN_DIR": str(self.run_dir)}
+        return {
+            **os.environ,
+            "DSEC_STATE_DIR": str(self.state_dir),
+            "DSEC_RUN_DIR": str(self.run_dir),
+            "DSEC_FORK_SERVER_TIMEOUT_S": "2",
+        }
 
     def start(self) -> None:
         with open(self.run_dir / "serve.log", "ab") as log:

@@ -11,7 +11,7 @@ import pytest
 from node_process import NodeProcess
 
 from dsec.testing.wire_client import wire_client
-from libdsec.protocol.errors import UnavailableError
+from libdsec.protocol.errors import DeadlineExceededError, UnavailableError
 
 pytestmark = pytest.mark.needs("root", "linux", "erofs", "overlay", "aether")
 
@@ -83,3 +83,33 @@ async def test_server_and_fork_server_killed_together(node: NodeProcess) -> None
         info = await client.call("sandbox.create", spec={"image": "tiny:1"})
         await client.call("sandbox.stop", sandbox=info["id"])
     node.wait(lambda: node.uppers() == [])
+
+
+async def test_a_hung_fork_server_is_ended_by_the_next_server(node: NodeProcess) -> None:
+    async with wire_client(node.socket) as client:
+        await client.call("sandbox.create", spec={"image": "tiny:1"})
+        (fork_server,) = node.fork_servers()
+        os.kill(fork_server, signal.SIGSTOP)
+        node.crash()
+    node.start()
+    assert fork_server not in node.fork_servers()
+    node.wait(lambda: len(node.processes()) == 2 and node.inits() == [])
+    async with wire_client(node.socket) as client:
+        info = await client.call("sandbox.create", spec={"image": "tiny:1"})
+        await client.call("sandbox.stop", sandbox=info["id"])
+
+
+async def test_a_fork_server_that_hangs_is_replaced(node: NodeProcess) -> None:
+    async with wire_client(node.socket) as client:
+        old = (await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"]
+        (fork_server,) = node.fork_servers()
+        os.kill(fork_server, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceededError):
+            await client.call("sandbox.create", spec={"image": "tiny:1"}, timeout_s=0.2)
+        assert fork_server not in node.fork_servers()
+        answer, _ = await client.run(old, "true")
+        assert answer["exit_code"] == 0
+        new = (await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"]
+        for sandbox in (old, new):
+            assert (await client.call("sandbox.stop", sandbox=sandbox))["state"] == "stopped"
+    node.wait(lambda: node.uppers() == [] and node.inits() == [])

@@ -29,7 +29,7 @@ class ServerCall:
 
     def data(self, stream: int, payload: bytes, flags: int) -> bool:
         connection = self._connection
-        if connection.lost:
+        if connection.lost or self.closed:
             # unheard, but it must be able to finish: what nobody reads counts as read
             if self.answerer is not None and payload:
                 self.answerer.credit(stream, len(payload))

@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """It does not read: its sources rest (each asks `congested`), and so do its own further wishes."""
         self.congested = True
-        if self._transport is not None and not self.lost:
+        if self._transport is not None and not self.lost and not self._transport.is_closing():
             self._transport.pause_reading()
             self._unread = self._transport.get_write_buffer_size()
             self._set_timer(STALL_TIMEOUT_S, self._stalled)
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.congested = False
         self._set_timer(None, None)
-        if self._transport is not None and not self.lost:
+        if self._transport is not None and not self.lost and not self._transport.is_closing():
             self._transport.resume_reading()
         self._call_drained()
 

@@ -11,7 +11,6 @@ from dsec.store.local import LocalStore
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.spec import SandboxSpec
 
-
 MAX_COMPOSED = 1024
 
 

@@ -37,7 +37,7 @@ class Reaper:
     def ended(self, sandbox: Sandbox) -> None:
         """It is final; its entry goes when it comes up, or when there are too many of the kind."""
         if _next(sandbox) is not None:
-            self._live -= 1
+            self._live = max(0, self._live - 1)
 
     def due(self, now: float) -> list[tuple[Sandbox, str]]:
         """Those to be stopped now, each with its cause, each named once."""

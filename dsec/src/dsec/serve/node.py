@@ -122,6 +122,7 @@ def _make_edge(
             uppers_dir=os.path.join(config.state_dir, "uppers"),
             shm_bytes=config.shm_bytes,
             epoch=new_token(),
+            fork_server_timeout_s=config.fork_server_timeout_s,
         ),
         cgroups=CgroupPool(f"dsec-{identity.edge_prefix}", Hierarchies.detect()),
         layers=layers,

@@ -48,6 +48,7 @@ class ContainerConfig:
     uppers_dir: str
     shm_bytes: int
     epoch: str
+    fork_server_timeout_s: float = 10.0
 
 
 class ContainerDriver:
@@ -73,6 +74,7 @@ class ContainerDriver:
             socket_path=config.socket_path,
             log_path=config.log_path,
             epoch=config.epoch,
+            timeout_s=config.fork_server_timeout_s,
             on_exit=self._exited,
         )
         self._layers = layers(self._server.hold, self._server.drop)

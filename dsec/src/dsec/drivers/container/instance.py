@@ -143,11 +143,14 @@ class ContainerInstance:
 
     async def _kill(self) -> None:
         """End PID 1 and with it every process inside, by the fork server, or without one by the pidfd."""
-        try:
-            if self.exit_status is None:
-                await self._server.kill(self.id)
-        except UnavailableError:
-            await self._kill_by_pidfd()
+        if self.exit_status is None:
+            try:
+                known = await self._server.kill(self.id)
+            except UnavailableError:
+                known = False
+            if not known:
+                # the fork server that made it is gone, or it was never made
+                await self._kill_by_pidfd()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 
+import msgspec
+
+from dsec.linux import KernelError
+from dsec.linux.processes import is_alive, pidfd_open, pidfd_send_signal, pidfd_wait, start_time
 from libdsec.protocol.errors import UnavailableError
 
 BACKLOG = 8
+KILL_TIMEOUT_S = 2.0
 
 
-def launch(aether: str, socket_path: str, log_path: str) -> subprocess.Popen[bytes]:
+class Record(msgspec.Struct, frozen=True):
+    """Which process it is; with the start time a pid names one for good."""
+
+    pid: int
+    start_time: int
+
+
+def launch(aether: str, socket_path: str, log_path: str, record_path: str) -> subprocess.Popen[bytes]:
     """A process in a session of its own that writes to its own log, so that neither our terminal nor our end
-    touches it. It inherits the listening socket; who connects is answered when it is ready.
+    touches it. It inherits the listening socket; who connects is answered when it is ready. Which process it is gets
+    written down: the socket does not tell, since it was us who made it.
 
     :raises UnavailableError: it cannot be executed, or the socket cannot be made.
     """
@@ -22,11 +36,35 @@ def launch(aether: str, socket_path: str, log_path: str) -> subprocess.Popen[byt
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with _listening(socket_path) as sock:
-                return _execute(aether, os.path.dirname(socket_path), sock.fileno(), log)
+                process = _execute(aether, os.path.dirname(socket_path), sock.fileno(), log)
+            with open(record_path, "wb") as file:
+                file.write(msgspec.json.encode(Record(process.pid, start_time(process.pid))))
+            return process
         finally:
             os.close(log)
     except OSError as error:
         raise UnavailableError(f"cannot start the fork server {aether}: {error.strerror}") from None
+
+
+def kill_recorded(record_path: str) -> bool:
+    """Kill the server that was written down. False when it is gone already."""
+    try:
+        with open(record_path, "rb") as file:
+            record = msgspec.json.decode(file.read(), type=Record)
+        pidfd = pidfd_open(record.pid)
+    except (OSError, msgspec.DecodeError):
+        return False
+    try:
+        # pinned first, then looked at: the pid may have been given to another process before
+        if not is_alive(record.pid, record.start_time):
+            return False
+        pidfd_send_signal(pidfd, signal.SIGKILL)
+        pidfd_wait(pidfd, KILL_TIMEOUT_S)
+    except KernelError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def _listening(path: str) -> socket.socket:

@@ -100,7 +100,10 @@ async def _make(edge: Edge, driver: Driver, sandbox: Sandbox, order: Order) -> N
     try:
         instance = await driver.create(order, on_end)
     except BaseException as error:
-        raise _unmade(edge, sandbox, error) from (None if isinstance(error, DSecError) else error)
+        told = _unmade(edge, sandbox, error)
+        if told is error:
+            raise
+        raise told from (None if isinstance(error, DSecError) else error)
     sandbox.instance = instance
     if sandbox.move(State.CREATING, State.RUNNING):
         sandbox.used = edge.clock.monotonic()
