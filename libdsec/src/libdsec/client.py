@@ -161,6 +161,14 @@ class DSecClient:
         """
         await self._channel.call("image.remove", ImageNameRequest(ref))
 
+    async def verify_image(self, ref: str) -> ImageInfo:
+        """Read every byte of an image's layers and hold it against the layers' digests.
+
+        :raises IntegrityError: says which layer, and which part of it.
+        """
+        answer: ImageInfo = await self._channel.call("image.verify", ImageNameRequest(ref), repeatable=True)
+        return answer
+
     async def server_info(self) -> ServerInfo:
         """The server and its node."""
         info: ServerInfo = await self._channel.call("server.info", Empty(), repeatable=True)

@@ -226,7 +226,7 @@ def test_lists_logs_stop(client: DSecClient, create):
 
 def test_images(client: DSecClient, image: str, create, tmp_path):
     assert image in [info.ref for info in client.images()]
-    assert client.image(image).kind == "base"
+    assert client.verify_image(image).kind == "base"
     (tmp_path / "w").mkdir()
     (tmp_path / "w/hello").write_text("from the workspace")
     seen = []

@@ -135,4 +135,5 @@ ROUTES: dict[str, Route] = {
     "image.list": Route(READ, to_own_edge),
     "image.inspect": Route(READ, to_own_edge),
     "image.remove": Route(ADMIN, to_own_edge),
+    "image.verify": Route(READ, to_own_edge),
 }

@@ -15,10 +15,10 @@ from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 from .image_progress import shown
 from .options import EnvOption, JsonOption, pairs
 from .outcome import execute
-from .output import ago, amount, emit, say, table
+from .output import ago, amount, emit, say, table, waiting
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, show and remove images."
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, verify, remove images."
 )
 
 _OWN_RELEASE_PACKAGES = ("python3",)
@@ -41,9 +41,7 @@ def build(
     env: EnvOption = None,
     cwd: Annotated[str, typer.Option("--cwd", "-w", help="Where commands run by default.")] = "/",
     user: Annotated[str, typer.Option("--user", "-u", help="Who runs commands by default.")] = "root",
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Do nothing when the name is taken.")
-    ] = False,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing when the name is taken.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Build an image and publish it under a name that then never changes.
@@ -128,6 +126,25 @@ def inspect(ref: RefArgument, json: JsonOption = False) -> None:
             (layer.digest, amount(layer.metadata_bytes + layer.data_bytes), str(layer.files)) for layer in info.layers
         ]
         table(("LAYER", "SIZE", "FILES"), rows)
+
+    execute(json, work)
+
+
+@app.command()
+def verify(ref: RefArgument, json: JsonOption = False) -> None:
+    """Read every byte of an image's layers and hold it against their digests.
+
+    \b
+    dsec image verify debian:12
+    """
+
+    async def work(client: DSecClient) -> None:
+        async with waiting(f"reading {ref}"):
+            info = await client.verify_image(ref)
+        if json:
+            emit(info)
+        else:
+            say(f"{info.ref}: all {len(info.layers)} layers are what their digests say")
 
     execute(json, work)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dsec.store.compose import compose
 from dsec.store.local import LocalStore
+from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.spec import SandboxSpec
 
@@ -23,9 +24,9 @@ class Composed(NamedTuple):
 
 
 class Images(Protocol):
-    """Published images. All but `build` are quick."""
+    """Published images. What is not awaited is quick."""
 
-    def compose(self, spec: SandboxSpec) -> Composed:
+    async def compose(self, spec: SandboxSpec) -> Composed:
         """:raises ImageNotFoundError: one of the named images is not published here.
         :raises InvalidArgumentError: a bad reference, or an image of another kind than its place asks for."""
 
@@ -43,6 +44,12 @@ class Images(Protocol):
         """:raises ImageNotFoundError: not published here.
         :raises ConflictError: a sandbox or another image still needs it."""
 
+    async def verify(self, ref: str) -> ImageInfo:
+        """Hold every byte of its layers against their digests.
+
+        :raises ImageNotFoundError: not published here.
+        :raises IntegrityError: says which layer, and which part of it."""
+
 
 class BuildCanceledError(Exception):
     """Ends the build's thread from inside its progress; goes nowhere else."""
@@ -57,12 +64,16 @@ class StoreImages:
         self._in_use = in_use
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
-    def compose(self, spec: SandboxSpec) -> Composed:
+    async def compose(self, spec: SandboxSpec) -> Composed:
         # a published image never changes, so an answer stays true until an image is removed
         key = (spec.image, spec.workspace, spec.toolkits)
         found = self._composed.get(key)
         if found is None:
-            composition = compose(self._store.catalogue, spec)
+            # the check of toolkits against what they lie over reads directories of every layer
+            if spec.toolkits:
+                composition = await asyncio.to_thread(compose, self._store.catalogue, spec)
+            else:
+                composition = compose(self._store.catalogue, spec)
             found = Composed(tuple(layer.digest for layer in composition.layers), composition.config)
             if len(self._composed) >= MAX_COMPOSED:
                 self._composed.clear()
@@ -100,3 +111,9 @@ class StoreImages:
     def remove(self, ref: str) -> None:
         self._store.remove(ref, self._in_use)
         self._composed.clear()
+
+    async def verify(self, ref: str) -> ImageInfo:
+        record = self._store.catalogue.get(ref)
+        for layer in record.layers:
+            await asyncio.to_thread(check_whole, layer)
+        return record.info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -29,7 +29,7 @@ def check_for_mount(layer: LayerRecord) -> None:
         raise _broken(layer.digest, f"{layer.data} has {size} bytes, not {layer.data_bytes}")
 
 
-def check_whole(layer: LayerRecord, progress: Callable[[int], None] | None = None) -> None:
+def check_whole(layer: LayerRecord) -> None:
     """Every chunk of the data too, and that the digests together give the layer's name.
 
     :raises IntegrityError: says which chunk is wrong.
@@ -48,8 +48,6 @@ def check_whole(layer: LayerRecord, progress: Callable[[int], None] | None = Non
             chunk = _read_full(file.fileno(), record.chunk_size)
             if chunk_digest(chunk) != digest:
                 raise _broken(layer.digest, f"chunk {number} of {layer.data} does not match", chunk=number)
-            if progress is not None:
-                progress(len(chunk))
 
 
 def read_layer_file(layer: LayerRecord) -> LayerFile:

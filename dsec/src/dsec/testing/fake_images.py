@@ -29,7 +29,7 @@ class FakeImages:
         layer = LayerInfo(f"sha256:{len(self._images):064x}", 4096, 4096, 1)
         self._images[ref] = ImageInfo(ref, "base", (layer,), config or ImageConfig(), 0.0)
 
-    def compose(self, spec: SandboxSpec) -> Composed:
+    async def compose(self, spec: SandboxSpec) -> Composed:
         refs = [spec.image, *([spec.workspace] if spec.workspace else []), *spec.toolkits]
         images = [self.inspect(ref) for ref in refs]
         return Composed(tuple(layer.digest for image in images for layer in image.layers), images[0].config)
@@ -54,3 +54,6 @@ class FakeImages:
     def remove(self, ref: str) -> None:
         self.inspect(ref)
         del self._images[ref]
+
+    async def verify(self, ref: str) -> ImageInfo:
+        return self.inspect(ref)

@@ -117,6 +117,7 @@ METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "image.list": (Empty, environment.ImageList),
     "image.inspect": (environment.ImageNameRequest, environment.ImageInfo),
     "image.remove": (environment.ImageNameRequest, Empty),
+    "image.verify": (environment.ImageNameRequest, environment.ImageInfo),
 }
 """Name → (request type, answer type)."""
 

@@ -90,7 +90,7 @@ class BuildProgress(msgspec.Struct, frozen=True):
 
 
 class ImageNameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """image.inspect and image.remove."""
+    """image.inspect, image.remove and image.verify."""
 
     ref: str
 

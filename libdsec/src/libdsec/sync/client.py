@@ -31,6 +31,7 @@ class DSecClient(Twin):
     image = blocking(aio.DSecClient.image)
     build_image = blocking(aio.DSecClient.build_image)
     remove_image = blocking(aio.DSecClient.remove_image)
+    verify_image = blocking(aio.DSecClient.verify_image)
     server_info = blocking(aio.DSecClient.server_info)
     doctor = blocking(aio.DSecClient.doctor)
     shutdown_server = blocking(aio.DSecClient.shutdown_server)

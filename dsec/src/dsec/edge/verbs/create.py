@@ -41,15 +41,17 @@ async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
     asked = read(request, CreateRequest)
     check_key(asked.idempotency_key)
     timeout_ms(asked.timeout_s)
-    if asked.idempotency_key is not None:
-        earlier = edge.registry.by_key(request.principal, asked.idempotency_key, asked.spec)
-        if earlier is not None:
-            return await _joined(earlier, asked.timeout_s)
+    if (earlier := _earlier(edge, request, asked)) is not None:
+        return await _joined(earlier, asked.timeout_s)
     edge.require_open("create a sandbox")
     driver = edge.driver(asked.spec.backend)
     driver.check(asked.spec)
     limits = check_spec(asked.spec, edge.node.machine)
-    composed = edge.images.compose(asked.spec)
+    composed = await edge.images.compose(asked.spec)
+    if (earlier := _earlier(edge, request, asked)) is not None:
+        # a second create with the same key came while this one waited
+        return await _joined(earlier, asked.timeout_s)
+    edge.require_open("create a sandbox")
     sandbox = Sandbox(
         id=new_sandbox_id(edge.node.edge_prefix),
         spec=asked.spec,
@@ -78,6 +80,12 @@ async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
     sandbox.log.add(edge.clock.now(), "running", {"create_ms": round(sandbox.create_ms, 3)})
     edge.watch(sandbox)
     return sandbox.info()
+
+
+def _earlier(edge: Edge, request: Request, asked: CreateRequest) -> Sandbox | None:
+    if asked.idempotency_key is None:
+        return None
+    return edge.registry.by_key(request.principal, asked.idempotency_key, asked.spec)
 
 
 def _promise(edge: Edge, sandbox: Sandbox) -> Slot:

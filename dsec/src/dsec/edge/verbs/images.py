@@ -1,4 +1,4 @@
-"""image.build, image.list, image.inspect, image.remove."""
+"""image.build, image.list, image.inspect, image.remove, image.verify."""
 
 from __future__ import annotations
 
@@ -51,3 +51,8 @@ def remove(edge: Edge, request: Request, caller: Caller) -> Answerer:
     edge.images.remove(read(request, ImageNameRequest).ref)
     caller.result(encode(Empty()))
     return ANSWERED
+
+
+def verify(edge: Edge, request: Request, caller: Caller) -> Answerer:
+    ref = read(request, ImageNameRequest).ref
+    return answer_by_task(edge.spawn, edge.images.verify(ref), caller, "image.verify")

@@ -40,4 +40,5 @@ VERBS: dict[str, Verb] = {
     "image.list": images.list_images,
     "image.inspect": images.inspect,
     "image.remove": images.remove,
+    "image.verify": images.verify,
 }
