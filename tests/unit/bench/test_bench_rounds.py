@@ -22,6 +22,9 @@ def test_contestants_take_turns_and_the_first_turn_is_thrown_away() -> None:
 
         return Contestant(turn, share)
 
+    async def no_pause(seconds: float) -> None:
+        pass
+
     seen: list[tuple[int, int, str]] = []
     measured = asyncio.run(
         interleave(
@@ -29,6 +32,7 @@ def test_contestants_take_turns_and_the_first_turn_is_thrown_away() -> None:
             samples=20,
             rounds=2,
             progress=lambda done, total, what: seen.append((done, total, what)),
+            pause=no_pause,
         )
     )
     assert calls == [("fast", 1), ("slow", 1), ("fast", 10), ("slow", 1), ("fast", 10), ("slow", 1)]

@@ -21,7 +21,7 @@ from .figures import Figure, Report, of_rate, report
 from .ground import Ground
 from .machine import machine
 from .native import Turns
-from .rounds import Progress
+from .rounds import SETTLE_S, Progress
 
 NAME = "lifecycle"
 SAMPLES = 1600
@@ -101,6 +101,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         for number in range(ROUNDS):
             for index, (name, rate) in enumerate(rates.items()):
                 progress(number * len(rates) + index, ROUNDS * len(rates), name)
+                await asyncio.sleep(SETTLE_S)
                 await rate.turn(samples // ROUNDS)
     others: dict[str, Figure | None] = {name: rates[name].figure() if name in rates else None for name in found}
     return report(NAME, machine(), rates["ours"].figure(), others, rates["floor"].figure())

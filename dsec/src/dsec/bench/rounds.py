@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
+
+SETTLE_S = 0.2
 
 
 class Contestant(msgspec.Struct, frozen=True):
@@ -24,17 +27,24 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 async def interleave(
-    contestants: Mapping[str, Contestant], samples: int, rounds: int = 10, progress: Progress = silent
+    contestants: Mapping[str, Contestant],
+    samples: int,
+    rounds: int = 10,
+    progress: Progress = silent,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> dict[str, list[float]]:
     """About `samples` measurements of each, in `rounds` rounds; at least one a round.
 
-    The first turn of each is thrown away: it pays for cold caches, which is not what is asked.
+    The first turn of each is thrown away: it pays for cold caches, which is not what is asked. Before each turn there
+    is a pause: the kernel takes namespaces down long after their processes have ended, and the next one must not pay
+    for that.
     """
     total, done = (rounds + 1) * len(contestants), 0
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, contestant in contestants.items():
             progress(done, total, name)
+            await pause(SETTLE_S)
             count = max(1, round(samples * contestant.share / rounds))
             values = await contestant.turn(1 if number == 0 else count)
             if number > 0:
