@@ -30,6 +30,9 @@ _log = structlog.get_logger("dsec.edge")
 Probe = Callable[[], DoctorReport]
 """Tries what the machine can do; blocks."""
 
+SWEEP_S = 5.0
+"""Between two looks for overdue calls."""
+
 STOP_TIMEOUT_S = 60.0
 """For all sandboxes together when the edge closes."""
 
@@ -65,6 +68,7 @@ class Edge:
         self.reaper = Reaper()
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def subject(self) -> str:
@@ -75,6 +79,7 @@ class Edge:
         """Make the drivers ready; what an earlier edge left is taken away."""
         for driver in self.drivers.values():
             await driver.start()
+        self.sweep()
 
     def handle(self, request: Request, caller: Caller) -> Answerer:
         """The bus handler: every call of this node."""
@@ -135,6 +140,16 @@ class Edge:
         self.reaper.ended(sandbox)
         self.registry.finish(sandbox)
 
+    def sweep(self) -> None:
+        """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang."""
+        now = self.clock.monotonic()
+        for sandbox in self.registry.live():
+            for relay in [relay for relay in sandbox.open if relay.due < now]:
+                _log.warning("PID 1 is overdue", sandbox=sandbox.id)
+                relay.expire()
+        if not self.closing:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self.sweep)
+
     def reap(self) -> None:
         """Begin the stop of everything that is due."""
         for sandbox, cause in self.reaper.due(self.clock.monotonic()):
@@ -159,6 +174,8 @@ class Edge:
     async def close(self) -> None:
         """End the drivers, and with them what is left. Legal also after a start that failed."""
         self.closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for driver in self.drivers.values():
             await driver.close()
 

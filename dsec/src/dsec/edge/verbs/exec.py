@@ -23,5 +23,6 @@ def execute(edge: Edge, request: Request, caller: Caller) -> Answerer:
     instance = sandbox.require(Operation.EXEC, "run a command")
     args = resolve_exec(asked, sandbox.running_defaults)
     relay = Relay(sandbox, caller, edge.clock, "exec", {"argv": shortened(" ".join(asked.argv[:8]))})
+    relay.limit(args.timeout_ms)
     # what has input or shows its output as it comes makes no sense without its client
     return open_call(sandbox, relay, instance.call, "exec", args, streaming=args.stream or args.stdin)

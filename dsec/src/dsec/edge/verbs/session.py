@@ -33,6 +33,7 @@ def run(edge: Edge, request: Request, caller: Caller) -> Answerer:
     args = resolve_run(asked)
     detail = {"session": asked.session, "command": shortened(asked.command)}
     relay = Relay(sandbox, caller, edge.clock, "exec", detail)
+    relay.limit(args.timeout_ms)
     return open_call(sandbox, relay, instance.call, "session.run", args, streaming=False)
 
 
