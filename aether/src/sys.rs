@@ -3,7 +3,6 @@
 //! Everything else goes through `rustix`; `.on(call, target)` turns its bare errno into a `KernelError`, so that a
 //! failure always says what was tried on what.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -180,7 +179,7 @@ fn mount_setattr(mount: BorrowedFd<'_>, mut attributes: MountAttr) -> Result<(),
         libc::syscall(
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
-            c"".as_ptr(),
+            b"\0".as_ptr(),
             libc::AT_EMPTY_PATH,
             std::ptr::addr_of_mut!(attributes),
             std::mem::size_of::<MountAttr>(),
@@ -211,11 +210,11 @@ pub fn close_range(first: u32, last: u32) -> Result<(), Errno> {
 }
 
 /// Set a network interface's flags to up.
-pub fn bring_up(socket: impl AsFd, interface: &CStr) -> Result<(), Errno> {
+pub fn bring_up(socket: impl AsFd, interface: &str) -> Result<(), Errno> {
     // SAFETY: an all-zero request is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(interface.to_bytes()) {
-        *to = *from as libc::c_char;
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: the request lives across the call.

@@ -17,7 +17,7 @@ pub fn configure(plan: &Plan, proc: &OwnedFd) -> Result<(), Failure> {
     let configure = || {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .on("open", "a socket for the loopback interface")?;
-        sys::bring_up(&socket, c"lo").on("bring up", "lo")?;
+        sys::bring_up(&socket, "lo").on("bring up", "lo")?;
         write_setting(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")?;
         let groups = format!("{} {}", plan.id_base, plan.id_base + ID_RANGE - 1);
         write_setting(proc, "sys/net/ipv4/ping_group_range", &groups)

@@ -5,6 +5,7 @@
 //! PID 1 executes no program, and what its children can become by executing one lies within the sandbox's own user
 //! namespace. The bounding set stays for the same reason: entering that namespace fills it again.
 
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{openat, Gid, Mode, OFlags, Uid};
@@ -17,8 +18,12 @@ use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::Plan;
 use crate::sys::{KernelError, On};
 
-/// Undo what the fork server has set up for itself alone: its signals and its way to the terminal or log.
+/// As lists of processes show PID 1.
+const NAME: &str = "aether-init";
+
+/// Undo what the fork server has set up for itself alone: its name, its signals, its way to the terminal or log.
 pub fn leave_fork_server() -> Result<(), KernelError> {
+    rustix::thread::set_name(&CString::new(NAME).unwrap_or_default()).on("name", "the process")?;
     crate::sys::unblock_signals().on("unblock", "signals")?;
     for stream in [rustix::stdio::dup2_stdout, rustix::stdio::dup2_stderr] {
         stream(rustix::stdio::stdin()).on("replace", "standard output and error")?;

@@ -29,7 +29,8 @@ pub enum Overlay {
     Paths,
 }
 
-const SCRATCH_BYTES: &str = "size=4m";
+/// What the sandbox may put into its /dev.
+const SCRATCH_OPTIONS: [(&str, &str); 3] = [("size", "4m"), ("nr_inodes", "4096"), ("mode", "0755")];
 const SCRATCH_ROOT: &str = "root";
 /// An index and an identity of its own would only write more into the upper at each mount.
 const OPTIONS: [(&str, &str); 5] =
@@ -53,10 +54,9 @@ pub fn map_layers(copies: &[OwnedFd], user_namespace: &OwnedFd) -> Result<(), Fa
 /// The scratch, mounted at the plan's root.
 pub fn mount_scratch(plan: &Plan) -> Result<OwnedFd, Failure> {
     let make = || {
-        let (size, bytes) = SCRATCH_BYTES.split_once('=').unwrap_or((SCRATCH_BYTES, ""));
         // device nodes of /dev work on copies of this mount, so it is not nodev
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        let scratch = detached::make("tmpfs", &[(size, bytes), ("mode", "0755")], attributes)?;
+        let scratch = detached::make("tmpfs", &SCRATCH_OPTIONS, attributes)?;
         detached::attach(&scratch, CWD, &plan.root).on("mount on", &plan.root)?;
         mkdirat(&scratch, SCRATCH_ROOT, Mode::from_raw_mode(0o755)).on("make directory", SCRATCH_ROOT)?;
         Ok(scratch)

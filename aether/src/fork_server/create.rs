@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::children::{self, Making, Sandbox, Waiting, CREATE_DEADLINE, MAX_SANDBOXES};
 use super::connection::Origin;
 use super::methods::{invalid, made, resources, result};
+use super::note;
 use super::plan::Plan;
 use super::server::{unwatch, Server};
 use crate::container;
@@ -152,7 +153,7 @@ impl Server {
     /// End a child that will never be a sandbox, or one that its edge was not told of.
     fn discard(&self, pid: Pid) {
         if let Err(error) = children::kill(pid) {
-            eprintln!("aether: {error}");
+            note(format_args!("{error}"));
         }
     }
 

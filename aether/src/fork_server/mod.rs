@@ -32,6 +32,7 @@ mod node;
 pub mod plan;
 mod server;
 
+use std::io::Write;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -84,6 +85,11 @@ pub fn run(options: &Options) -> Result<(), KernelError> {
     let node = node::prepare(options)?;
     let layers = layers::Layers::new(node.machine.overlay, &options.run_dir)?;
     server::Server::new(listener, node, layers)?.serve()
+}
+
+/// A line in the log. One that cannot be written (a full disk, a reader that is gone) is no reason to end.
+fn note(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "aether: {line}");
 }
 
 /// Two fork servers on one run directory would each know half of the sandboxes.

@@ -7,7 +7,7 @@ use rustix::mount::{mount_change, MountPropagationFlags};
 use rustix::process::{getrlimit, setrlimit, umask, Resource, Rlimit};
 use rustix::thread::UnshareFlags;
 
-use super::{Options, OverlayChoice};
+use super::{note, Options, OverlayChoice};
 use crate::container::cgroup::Hierarchy;
 use crate::container::limits::Machine;
 use crate::container::rootfs::{self, Overlay};
@@ -33,7 +33,7 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
     }
     let may_lower_oom_score = leave_to_oom_killer_last();
     if !may_lower_oom_score {
-        eprintln!("aether: the OOM killer may choose this process and PID 1 of sandboxes: lowering oom_score_adj is refused (CAP_SYS_RESOURCE)");
+        note(format_args!("the OOM killer may choose us and PID 1 of sandboxes: no CAP_SYS_RESOURCE to lower oom_score_adj"));
     }
     let hierarchies = find_hierarchies()?;
     Ok(Node {
@@ -54,14 +54,14 @@ fn find_hierarchies() -> Result<Vec<Hierarchy>, KernelError> {
     match cgroup::favor_moves(&hierarchies) {
         Ok(true) => {}
         Ok(false) => {
-            eprintln!("aether: creates and commands may wait 10 ms for their cgroup: this kernel has no favordynmods")
+            note(format_args!("creates and commands may wait 10 ms for their cgroup: this kernel has no favordynmods"))
         }
-        Err(error) => eprintln!("aether: creates and commands may wait 10 ms for their cgroup: {error}"),
+        Err(error) => note(format_args!("creates and commands may wait 10 ms for their cgroup: {error}")),
     }
     Ok(hierarchies)
 }
 
-/// Two descriptors a sandbox and one a layer: take what the hard limit gives. Returns what it was before.
+/// One descriptor a sandbox, and one a layer: take what the hard limit gives. Returns what it was before.
 fn raise_descriptor_limit() -> Result<Rlimit, KernelError> {
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum })

@@ -15,6 +15,7 @@ use rustix::process::Pid;
 use super::children::Children;
 use super::connection::{Connection, Origin};
 use super::layers::Layers;
+use super::note;
 use crate::container::Node;
 use crate::seqpacket::{ChannelError, Received};
 use crate::sys::{self, KernelError, On};
@@ -126,7 +127,7 @@ impl Server {
             // whatever was wrong with this peer or this moment, the next may be right
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
-                eprintln!("aether: cannot accept a connection: {errno}");
+                note(format_args!("cannot accept a connection: {errno}"));
                 std::thread::sleep(Duration::from_millis(10));
                 return Ok(());
             }
@@ -135,7 +136,7 @@ impl Server {
         match self.admit(socket) {
             Ok(()) => Ok(()),
             Err(reason) => {
-                eprintln!("aether: cannot talk to a peer: {reason}");
+                note(format_args!("cannot talk to a peer: {reason}"));
                 Ok(())
             }
         }
@@ -242,7 +243,7 @@ impl Server {
             self.edge = None;
         }
         if !reason.is_empty() {
-            eprintln!("aether: a connection is closed: {reason}");
+            note(format_args!("a connection is closed: {reason}"));
         }
     }
 

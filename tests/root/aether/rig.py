@@ -124,7 +124,8 @@ class Output(NamedTuple):
 
     @property
     def code(self) -> int | None:
-        return self.answer["exit_code"]
+        code: int | None = self.answer["exit_code"]
+        return code
 
 
 class Box:

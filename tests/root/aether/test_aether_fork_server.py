@@ -259,6 +259,26 @@ def test_a_listening_socket_can_be_handed_over(tmp_path: Path) -> None:
         process.wait()
 
 
+def test_a_log_that_nobody_reads_is_no_reason_to_end(tmp_path: Path) -> None:
+    command = [str(aether_binary()), "fork-server", "--run-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        process.stderr.close()
+        path = str(tmp_path / "fork-server.sock")
+        wait_until(lambda: os.path.exists(path))
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                wait_until(lambda sock=sock: sock.connect_ex(path) == 0)
+                stranger = Peer(sock)
+                stranger.send(b"nonsense")
+                assert stranger.receive() is None
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_many_creates_run_side_by_side(server: ForkServer) -> None:
     plans = [server.plan() for _ in range(20)]
     calls = {server.peer.send_call("sandbox.create", plan): (plan, directories) for plan, directories in plans}

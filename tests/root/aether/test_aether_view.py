@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from rig import HIDDEN, PROTECTED, Box, ForkServer
+from rig import HIDDEN, PROTECTED, V1, Box, ForkServer, remove_cgroup
 
 pytestmark = pytest.mark.needs(
     "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
 )
 
+UNIFIED = V1 / "unified"
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
@@ -131,6 +132,21 @@ def test_its_own_control_groups_show_read_only(box: Box) -> None:
     assert box.sh("ls /sys/fs/cgroup").stdout.split() == ["memory", "pids"]
     assert box.sh("echo 1 >/sys/fs/cgroup/memory/memory.limit_in_bytes").code != 0
     assert box.sh("mkdir /sys/fs/cgroup/memory/more").code != 0
+
+
+@pytest.mark.skipif(not UNIFIED.is_dir(), reason="no second hierarchy beside the first")
+def test_on_the_second_hierarchy_pid_1_leaves_the_group_to_its_commands(server: ForkServer) -> None:
+    group = UNIFIED / f"aether-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        box = server.create(cgroups=[str(group)], memory_cgroup=str(group), pids_cgroup=None, cgroup_version=2)
+        assert Path(f"/proc/{box.pid}/cgroup").read_text().splitlines()[-1].endswith(f"/{group.name}/init")
+        assert group.joinpath("cgroup.procs").read_text() == ""
+        for name in ("", "cgroup.procs", "cgroup.subtree_control"):
+            assert group.joinpath(name).stat().st_uid == box.plan["keeper"]
+        box.close()
+    finally:
+        remove_cgroup(group)
 
 
 def test_the_host_name_is_its_own(box: Box) -> None:
