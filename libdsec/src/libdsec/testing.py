@@ -21,7 +21,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -223,8 +223,7 @@ class _Peer(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._server.accept(self)
         hello = Hello(self._server.generation, "apiserver", version="fake")
         self.send(encode(Kind.HELLO, 0, msgspec.msgpack.encode(hello)))

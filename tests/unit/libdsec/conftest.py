@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from libdsec import DSecClient
 from libdsec.testing import FakeServer, serving
@@ -14,16 +15,17 @@ from libdsec.testing import FakeServer, serving
 Use = Callable[[FakeServer, DSecClient], Awaitable[None]]
 
 
-@pytest.fixture
-def with_fake() -> Callable[[Use], None]:
-    """Runs a coroutine with a fake server in memory and a client of it."""
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def with_fake(request: pytest.FixtureRequest) -> Callable[[Use], None]:
+    """Runs a coroutine with a fake server in memory and a client of it, on each event loop that people use."""
 
     def run(use: Use) -> None:
         async def main() -> None:
             async with asyncio.timeout(30), FakeServer() as server, DSecClient(endpoint=server) as client:
                 await use(server, client)
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main())
 
     return run
 

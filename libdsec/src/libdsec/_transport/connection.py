@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from importlib.metadata import version
+from typing import cast
 
 import msgspec
 
@@ -101,10 +102,10 @@ class Connection(asyncio.Protocol):
             await asyncio.wait((self._closed,), timeout=_CLOSE_TIMEOUT_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # a cast: transports of other loops (uvloop's) are none of asyncio's classes
+        self._transport = made = cast(asyncio.Transport, transport)
         # with no allowance at all we are told at once when the socket is full: see the package's first rule
-        transport.set_write_buffer_limits(high=0)
+        made.set_write_buffer_limits(high=0)
         self.resume_writing()
 
     def pause_writing(self) -> None:
