@@ -243,6 +243,17 @@ async def test_a_canceled_create_leaves_nothing(run_dir: str) -> None:
         assert len(node.edge.registry) == 0
 
 
+async def test_a_cancel_in_the_same_packet_as_its_call_is_answered(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        node.driver.gate = asyncio.Event()
+        await client.call("server.info")
+        creating = client.start("sandbox.create", spec={"image": "tiny:1"})
+        creating.send(Kind.CANCEL)
+        with pytest.raises(DeadlineExceededError):
+            await creating.answer()
+        assert node.edge.slots.taken == 0
+
+
 async def test_frames_for_ended_calls_are_dropped_in_silence(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client:
         call = client.start("server.info")

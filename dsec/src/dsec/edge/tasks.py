@@ -41,6 +41,10 @@ class TaskCall(Nothing):
         self._task = task
 
     def cancel(self) -> None:
+        # a task that is canceled before its first step never takes it, and would answer nobody
+        asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
         if not self._task.cancelling():
             self._task.cancel()
 
