@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -198,6 +199,10 @@ def test_sandboxes_outlive_the_fork_server_as_long_as_an_edge_holds_them(own_ser
         own_server.process.kill()
         own_server.process.wait()
         assert kept.run("/bin/echo", "alive").stdout == "alive\n"
+        own_server.peer.close()
+        own_server.process = own_server.start()  # on the same directory, and it knows nothing of them
+        own_server.peer = own_server.connect()
+        assert own_server.peer.call("sandbox.list", {}).values["sandboxes"] == []
         lost.peer.close()  # now nothing can reach it
         assert gone(lost.pidfd)
         assert kept.run("/bin/echo", "alive").stdout == "alive\n"
@@ -259,6 +264,10 @@ def test_a_listening_socket_can_be_handed_over(tmp_path: Path) -> None:
         process.wait()
 
 
+def connects(sock: socket.socket, path: str) -> bool:
+    return sock.connect_ex(path) == 0
+
+
 def test_a_log_that_nobody_reads_is_no_reason_to_end(tmp_path: Path) -> None:
     command = [str(aether_binary()), "fork-server", "--run-dir", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -269,7 +278,7 @@ def test_a_log_that_nobody_reads_is_no_reason_to_end(tmp_path: Path) -> None:
         wait_until(lambda: os.path.exists(path))
         for _ in range(2):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-                wait_until(lambda sock=sock: sock.connect_ex(path) == 0)
+                wait_until(partial(connects, sock, path))
                 stranger = Peer(sock)
                 stranger.send(b"nonsense")
                 assert stranger.receive() is None
