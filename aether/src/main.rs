@@ -100,7 +100,9 @@ mod tests {
         assert!(parsed("fork-server --run-dir /x --listen-fd 1").is_err());
         assert!(parsed("fork-server --run-dir /x --overlay sideways").is_err());
         assert!(parsed("fork-server --run-dir /x --unknown 1").is_err());
-        assert!(matches!(parsed("fork-server --run-dir /x --listen-fd 3"), Ok(Command::ForkServer(o)) if o.listen_fd == Some(3)));
+        assert!(
+            matches!(parsed("fork-server --run-dir /x --listen-fd 3"), Ok(Command::ForkServer(o)) if o.listen_fd == Some(3))
+        );
     }
 
     #[test]

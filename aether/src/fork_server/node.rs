@@ -33,7 +33,7 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
     }
     let may_lower_oom_score = leave_to_oom_killer_last();
     if !may_lower_oom_score {
-        note(format_args!("the OOM killer may choose us and PID 1 of sandboxes: no CAP_SYS_RESOURCE to lower oom_score_adj"));
+        note(format_args!("the OOM killer may choose us and PID 1 of sandboxes: lowering oom_score_adj is refused"));
     }
     let hierarchies = find_hierarchies()?;
     Ok(Node {
