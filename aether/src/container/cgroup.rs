@@ -60,31 +60,53 @@ pub fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     mountinfo.lines().filter_map(Hierarchy::parse).collect()
 }
 
-/// Make moving a process into a cgroup cheap, if this kernel can (6.0): whether it did.
+/// Whether moving a process into a cgroup is cheap on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// It was when we came.
+    Cheap,
+    /// We made it so: `restore_moves` undoes it.
+    MadeCheap,
+    /// This kernel cannot (before 6.0).
+    Slow,
+}
+
+const FAVOR: &str = "favordynmods";
+
+/// Make moving a process into a cgroup cheap.
 ///
 /// Otherwise a move waits until every processor has passed through the scheduler, 10 ms and more, unless another move
 /// was made just before; and each sandbox and each command is moved at its start. The setting is the whole machine's
 /// and costs every fork some nanoseconds. It is one of the second hierarchy's mount options, which are set together:
 /// those there are stay.
-pub fn favor_moves(hierarchies: &[Hierarchy]) -> Result<bool, KernelError> {
-    const FAVOR: &str = "favordynmods";
+pub fn favor_moves(hierarchies: &[Hierarchy]) -> Result<Moves, KernelError> {
     let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == 2);
     if unified.is_some_and(|hierarchy| hierarchy.options.iter().any(|option| option == FAVOR)) {
-        return Ok(true);
+        return Ok(Moves::Cheap);
     }
+    Ok(if set_option(unified, FAVOR)? { Moves::MadeCheap } else { Moves::Slow })
+}
+
+/// Undo what `favor_moves` made.
+pub fn restore_moves(hierarchies: &[Hierarchy]) -> Result<(), KernelError> {
+    set_option(hierarchies.iter().find(|hierarchy| hierarchy.version == 2), "nofavordynmods").map(|_| ())
+}
+
+/// Set an option of the second hierarchy, keeping those listed; false if this kernel does not know it.
+fn set_option(unified: Option<&Hierarchy>, name: &str) -> Result<bool, KernelError> {
     let context = match unified {
         Some(hierarchy) => fspick(CWD, hierarchy.mount_point.as_str(), FsPickFlags::FSPICK_CLOEXEC),
         None => fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC),
     }
     .on("configure file system", "cgroup2")?;
-    if fsconfig_set_flag(&context, FAVOR).is_err() {
+    if fsconfig_set_flag(&context, name).is_err() {
         return Ok(false);
     }
     for option in unified.iter().flat_map(|hierarchy| &hierarchy.options).filter(|option| *option != "rw") {
         fsconfig_set_flag(&context, option.as_str()).on("keep option of cgroup2", option)?;
     }
     let set = if unified.is_some() { fsconfig_reconfigure(&context) } else { fsconfig_create(&context) };
-    set.on("set option of cgroup2", FAVOR)?;
+    set.on("set option of cgroup2", name)?;
     Ok(true)
 }
 

@@ -82,9 +82,12 @@ pub fn run(options: &Options) -> Result<(), KernelError> {
         Some(number) => adopt_listener(number)?,
         None => make_listener(&options.run_dir.join(SOCKET))?,
     };
-    let node = node::prepare(options)?;
+    let (node, moves) = node::prepare(options)?;
+    let hierarchies = node.machine.hierarchies.clone();
     let layers = layers::Layers::new(node.machine.overlay, &options.run_dir)?;
-    server::Server::new(listener, node, layers)?.serve()
+    let served = server::Server::new(listener, node, layers).and_then(server::Server::serve);
+    node::restore(&hierarchies, moves);
+    served
 }
 
 /// A line in the log. One that cannot be written (a full disk, a reader that is gone) is no reason to end.

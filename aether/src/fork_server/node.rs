@@ -8,7 +8,7 @@ use rustix::process::{getrlimit, setrlimit, umask, Resource, Rlimit};
 use rustix::thread::UnshareFlags;
 
 use super::{note, Options, OverlayChoice};
-use crate::container::cgroup::Hierarchy;
+use crate::container::cgroup::{Hierarchy, Moves};
 use crate::container::limits::Machine;
 use crate::container::rootfs::{self, Overlay};
 use crate::container::seccomp::Filters;
@@ -21,7 +21,8 @@ pub fn quiet_stdin() -> Result<(), KernelError> {
     rustix::stdio::dup2_stdin(null.as_fd()).on("replace", "standard input")
 }
 
-pub fn prepare(options: &Options) -> Result<Node, KernelError> {
+/// What is found out, and how cheap cgroup moves have become, which `restore` wants to know.
+pub fn prepare(options: &Options) -> Result<(Node, Moves), KernelError> {
     // the modes of what sandboxes get made are those asked for
     umask(Mode::empty());
     let overlay = match options.overlay {
@@ -36,7 +37,8 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
         note(format_args!("the OOM killer may choose us and PID 1 of sandboxes: lowering oom_score_adj is refused"));
     }
     let hierarchies = find_hierarchies()?;
-    Ok(Node {
+    let moves = favor_moves(&hierarchies);
+    let node = Node {
         machine: Machine {
             overlay,
             hierarchies,
@@ -45,20 +47,37 @@ pub fn prepare(options: &Options) -> Result<Node, KernelError> {
         },
         filters: Filters::assemble()?,
         descriptors: raise_descriptor_limit()?,
-    })
+    };
+    Ok((node, moves))
 }
 
 fn find_hierarchies() -> Result<Vec<Hierarchy>, KernelError> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").on("read", "/proc/self/mountinfo")?;
     let hierarchies = cgroup::hierarchies(&mountinfo);
-    match cgroup::favor_moves(&hierarchies) {
-        Ok(true) => {}
-        Ok(false) => {
-            note(format_args!("creates and commands may wait 10 ms for their cgroup: this kernel has no favordynmods"))
-        }
-        Err(error) => note(format_args!("creates and commands may wait 10 ms for their cgroup: {error}")),
-    }
     Ok(hierarchies)
+}
+
+fn favor_moves(hierarchies: &[Hierarchy]) -> Moves {
+    match cgroup::favor_moves(hierarchies) {
+        Ok(Moves::Slow) => {
+            note(format_args!("creates and commands may wait 10 ms for their cgroup: this kernel has no favordynmods"));
+            Moves::Slow
+        }
+        Ok(moves) => moves,
+        Err(error) => {
+            note(format_args!("creates and commands may wait 10 ms for their cgroup: {error}"));
+            Moves::Slow
+        }
+    }
+}
+
+/// Give the machine back as it was found.
+pub fn restore(hierarchies: &[Hierarchy], moves: Moves) {
+    if moves == Moves::MadeCheap {
+        if let Err(error) = cgroup::restore_moves(hierarchies) {
+            note(format_args!("cgroup moves stay cheap for the whole machine: {error}"));
+        }
+    }
 }
 
 /// One descriptor a sandbox, and one a layer: take what the hard limit gives. Returns what it was before.
