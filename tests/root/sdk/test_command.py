@@ -85,8 +85,8 @@ def test_a_shell_is_a_terminal(terminal, sandbox: Sandbox):
     os.kill(shell.process.pid, signal.SIGWINCH)  # our terminal is not its controlling one
     shell.type("sleep 0.2; stty size\n")
     shell.wait_for("50 132\r\n")
-    shell.type("sleep 1000\n")
-    shell.wait_for("sleep 1000")
+    shell.type("sh -c 'echo going; exec sleep 1000'\n")
+    shell.wait_for("going\r\n")
     shell.type("\x03")
     shell.type("echo still $((40 + 2))\n")
     shell.wait_for("still 42")
