@@ -101,7 +101,10 @@ class FileExtractRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class FileWatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """file.watch: DATA on stream 2, each frame a MessagePack array of `FileEvent`, until CANCEL or END of the call."""
+    """file.watch: DATA on stream 2, each frame a MessagePack array of `FileEvent`, until CANCEL or END of the call.
+
+    The first frame, an empty array, says that the watch is in place.
+    """
 
     sandbox: str
     path: str
