@@ -226,9 +226,17 @@ class Watch:
         self._channel = channel
         self._request = request
         self._exchange: Streaming | None = None
+        self._first: bytes | None = None
 
     async def __aenter__(self) -> Self:
-        self._exchange = await self._channel.stream("file.watch", self._request, (STDOUT,))
+        exchange = await self._channel.stream("file.watch", self._request, (STDOUT,))
+        try:
+            # the first piece says that the watch is in place: nothing that happens from here on is missed
+            self._first = await exchange.incoming[STDOUT].get(PROGRESS_TIMEOUT_S)
+        except BaseException as error:
+            exchange.abandon(error if isinstance(error, Exception) else ClientClosedError("cannot watch: given up"))
+            raise
+        self._exchange = exchange
         return self
 
     async def __aexit__(
@@ -240,6 +248,8 @@ class Watch:
     async def __aiter__(self) -> AsyncIterator[FileEvent]:
         if self._exchange is None:
             raise ClientClosedError("cannot watch: use `async with`")
-        while (chunk := await self._exchange.incoming[STDOUT].get()) is not None:
+        chunk, self._first = self._first, b"\x90"
+        while chunk is not None:
             for event in decoded(_decode_events, chunk):
                 yield event
+            chunk = await self._exchange.incoming[STDOUT].get()

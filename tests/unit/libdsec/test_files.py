@@ -289,4 +289,11 @@ def test_watch(files_test):
         with pytest.raises(ClientClosedError):
             await watch.__aiter__().__anext__()
 
+        @server.answers("file.watch")
+        async def _(call: FakeCall) -> FileAnswer:
+            raise PathNotFoundError("cannot watch it: it is not there", path="/none")
+
+        with pytest.raises(PathNotFoundError):
+            await files.watch("/none").__aenter__()
+
     files_test(use)
