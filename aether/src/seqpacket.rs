@@ -87,9 +87,9 @@ impl Channel {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let message = loop {
             match recvmsg(&self.socket, &mut [io::IoSliceMut::new(&mut self.buffer)], &mut control, flags) {
-                Err(Errno::INTR) => {}
+                // a peer that ended without reading all we sent is told once, before what it had still said
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(Received::Empty),
-                Err(Errno::CONNRESET) => return Ok(Received::Closed),
                 other => break other?,
             }
         };

@@ -193,7 +193,9 @@ pub fn enter(sandbox: &Sandbox, luggage: &Luggage<'_>, user: &str) -> Result<Acc
     become_account(Uid::ROOT, Gid::ROOT, &[]).at(Stage::UserNamespace)?;
     let account = passwd::resolve(user).at(Stage::User)?;
     let groups: Vec<Gid> = account.groups.iter().map(|group| Gid::from_raw(*group)).collect();
-    become_account(Uid::from_raw(account.uid), Gid::from_raw(account.gid), &groups).at(Stage::Groups)?;
+    if (account.uid, account.gid) != (0, 0) || !groups.is_empty() {
+        become_account(Uid::from_raw(account.uid), Gid::from_raw(account.gid), &groups).at(Stage::Groups)?;
+    }
     Ok(account)
 }
 

@@ -205,9 +205,7 @@ impl Command {
 
     fn kill(&mut self, why: Ended, world: &World, now: Instant) {
         self.state = State::Killing { why, since: now, reaped: false };
-        // the group first: the kernel kills it in one step, so that a fork bomb in it cannot outrun us
-        let _gone = kill_process_group(self.pid, Signal::KILL);
-        world.leaves.kill(&self.scope);
+        world.leaves.kill_group(&self.scope, self.pid);
     }
 
     /// The command's own process has ended and is reaped.

@@ -56,9 +56,9 @@ impl Edge {
             self.waiting.clear();
             self.waiting_bytes = 0;
             self.say_hello()?;
-            for packet in self.kept.packets().cloned().collect::<Vec<_>>() {
-                self.push(packet);
-            }
+            let unknown = self.kept.faded().map(unknown).collect::<Result<Vec<_>, _>>()?;
+            let kept: Vec<Packet> = self.kept.packets().cloned().collect();
+            unknown.into_iter().chain(kept).for_each(|packet| self.push(packet));
             self.flush()?;
         }
         Ok(successor)
@@ -70,7 +70,11 @@ impl Edge {
 
     /// Send the kept answer of `call` once more; false says that none is kept.
     pub fn answer_again(&mut self, call: u64) -> Result<bool, ChannelError> {
-        let Some(packets) = self.kept.get(call).map(<[Packet]>::to_vec) else { return Ok(false) };
+        let packets = match self.kept.get(call) {
+            Some(packets) => packets.to_vec(),
+            None if self.kept.faded().any(|faded| faded == call) => vec![unknown(call)?],
+            None => return Ok(false),
+        };
         packets.into_iter().for_each(|packet| self.push(packet));
         self.flush()?;
         Ok(true)
@@ -145,6 +149,11 @@ impl AsFd for Edge {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
+}
+
+fn unknown(call: u64) -> Result<Packet, WireError> {
+    let message = "cannot say how the call ended: its answer was not acknowledged and had to make room";
+    encode(&Frame::message(Kind::Error, call, &ErrorBody::new("outcome_unknown", message))?)
 }
 
 fn encode(frame: &Frame) -> Result<Packet, WireError> {

@@ -16,11 +16,10 @@ pub enum Forked {
 pub fn fork() -> io::Result<Forked> {
     // SAFETY: PID 1 has one thread, so the child may go on with any code: no lock is held by a thread it lacks.
     let result = unsafe { libc::fork() };
-    match Pid::from_raw(result) {
-        _ if result < 0 => Err(io::Error::last_os_error()),
-        Some(pid) => Ok(Forked::Parent(pid)),
-        None => Ok(Forked::Child),
+    if result < 0 {
+        return Err(io::Error::last_os_error());
     }
+    Ok(Pid::from_raw(result).map_or(Forked::Child, Forked::Parent))
 }
 
 /// End this process at once: no destructor, no buffer of the parent's is run twice.
@@ -47,14 +46,23 @@ pub fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Every signal to its default action, none blocked: what a program expects to be started with.
-pub fn reset_signals() {
-    // SAFETY: only constants and a local set are passed. The signals that cannot be changed fail, which is right.
+/// Every signal to its default action but SIGPIPE, which PID 1 ignores: whatever it was started with, its children
+/// start with nothing else to undo.
+pub fn settle_signals() {
+    // SAFETY: only constants are passed. The signals that cannot be changed fail, which is right.
     unsafe {
-        // glibc leaves its two internal signals alone; nobody has changed the real-time ones
         for signal in 1..=libc::SIGSYS {
             libc::signal(signal, libc::SIG_DFL);
         }
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+    }
+}
+
+/// In a child: every signal has its default action and none is blocked, as a program expects to be started.
+pub fn reset_signals() {
+    // SAFETY: only constants and a local set, made valid by sigemptyset, are passed.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{mkdirat, openat, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
 use super::tree;
 
@@ -116,6 +116,16 @@ impl Leaves {
             }
         }
         self.signal(scope, Signal::KILL);
+    }
+
+    /// The first blow: the group of the first process dies in one step of the kernel's, so that a fork bomb in it
+    /// cannot outrun us. Who else belongs to it is found before that, since descent is lost with a parent.
+    pub fn kill_group(&self, scope: &Scope, leader: Pid) {
+        let members = self.members(scope, usize::MAX);
+        // ESRCH: they have ended in between, which is what was wanted
+        let _gone = kill_process_group(leader, Signal::KILL);
+        members.into_iter().for_each(|pid| drop(kill_process(pid, Signal::KILL)));
+        self.kill(scope);
     }
 
     pub fn signal(&self, scope: &Scope, signal: Signal) {

@@ -102,6 +102,7 @@ fn prepare(inherited: Inherited) -> io::Result<EventLoop> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     kernel::keep_heap_small();
+    kernel::settle_signals();
     let inherited = inherited.moved_up()?;
     // nothing has run inside yet, so these paths are still the fork server's
     let null = up(open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;

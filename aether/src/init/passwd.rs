@@ -4,8 +4,6 @@
 //! only if they are regular files, and only up to a bound; a line that cannot be read is no line. A numeric user
 //! needs no entry, and neither does `root`, so that an image without these files can be used.
 
-use std::io::Read;
-
 use rustix::fs::{open, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -100,9 +98,13 @@ fn read(path: &str) -> Result<Vec<u8>, Errno> {
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
         return Ok(Vec::new());
     }
-    let mut content = Vec::new();
-    let mut bounded = std::fs::File::from(file).take(LIMIT);
-    bounded.read_to_end(&mut content).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    // one byte more than it holds, so that the first read sees its end
+    let mut content = Vec::with_capacity((status.st_size as u64).min(LIMIT) as usize + 1);
+    while content.len() < content.capacity() {
+        if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut content))? == 0 {
+            break;
+        }
+    }
     Ok(content)
 }
 

@@ -62,7 +62,7 @@ pub fn archive(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
 
 impl Packer<'_> {
     fn add_entry(&mut self, entry: &Entry<'_>) -> Result<(), Failure> {
-        self.add(entry.directory, entry.name, &Path::new(".").join(entry.path), &entry.status)
+        self.add(entry.directory, entry.name, entry.path, &entry.status)
     }
 
     fn add(&mut self, directory: &OwnedFd, name: &Path, shown: &Path, status: &Stat) -> Result<(), Failure> {
