@@ -84,29 +84,30 @@ pub fn favor_moves(hierarchies: &[Hierarchy]) -> Result<Moves, KernelError> {
     if unified.is_some_and(|hierarchy| hierarchy.options.iter().any(|option| option == FAVOR)) {
         return Ok(Moves::Cheap);
     }
-    Ok(if set_option(unified, FAVOR)? { Moves::MadeCheap } else { Moves::Slow })
+    Ok(if set_options(unified, true)? { Moves::MadeCheap } else { Moves::Slow })
 }
 
 /// Undo what `favor_moves` made.
 pub fn restore_moves(hierarchies: &[Hierarchy]) -> Result<(), KernelError> {
-    set_option(hierarchies.iter().find(|hierarchy| hierarchy.version == 2), "nofavordynmods").map(|_| ())
+    set_options(hierarchies.iter().find(|hierarchy| hierarchy.version == 2), false).map(|_| ())
 }
 
-/// Set an option of the second hierarchy, keeping those listed; false if this kernel does not know it.
-fn set_option(unified: Option<&Hierarchy>, name: &str) -> Result<bool, KernelError> {
+/// Set the options of the second hierarchy: those listed, and FAVOR or not (leaving it out turns it off). False if
+/// this kernel does not know FAVOR.
+fn set_options(unified: Option<&Hierarchy>, favor: bool) -> Result<bool, KernelError> {
     let context = match unified {
         Some(hierarchy) => fspick(CWD, hierarchy.mount_point.as_str(), FsPickFlags::FSPICK_CLOEXEC),
         None => fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC),
     }
     .on("configure file system", "cgroup2")?;
-    if fsconfig_set_flag(&context, name).is_err() {
+    if favor && fsconfig_set_flag(&context, FAVOR).is_err() {
         return Ok(false);
     }
     for option in unified.iter().flat_map(|hierarchy| &hierarchy.options).filter(|option| *option != "rw") {
         fsconfig_set_flag(&context, option.as_str()).on("keep option of cgroup2", option)?;
     }
     let set = if unified.is_some() { fsconfig_reconfigure(&context) } else { fsconfig_create(&context) };
-    set.on("set option of cgroup2", name)?;
+    set.on("set options of", "cgroup2")?;
     Ok(true)
 }
 
