@@ -124,7 +124,9 @@ impl Leaves {
         let members = self.members(scope, usize::MAX);
         // ESRCH: they have ended in between, which is what was wanted
         let _gone = kill_process_group(leader, Signal::KILL);
-        members.into_iter().for_each(|pid| drop(kill_process(pid, Signal::KILL)));
+        for pid in members {
+            let _gone = kill_process(pid, Signal::KILL);
+        }
         self.kill(scope);
     }
 
