@@ -110,7 +110,7 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
         instances = driver._instances
 
         def taken() -> dict[str, int]:
-            uppers = [name for name in os.listdir(config.uppers_dir) if not name.startswith(".")]
+            uppers = list(Path(config.uppers_dir).glob("[0-9a-f]*/*"))
             used = sum(mounts[0].in_use(layer.digest) for layer in image.layers)
             return {"instances": len(instances), "uppers": len(uppers), "layers": used}
 

@@ -113,7 +113,7 @@ class NodeProcess:
         return [f"{top}/{name}" for top in tops if os.path.isdir(f"{top}/{name}")]
 
     def uppers(self) -> list[str]:
-        return [n for n in os.listdir(self.state_dir / "uppers") if not n.startswith(".")]
+        return [str(path.name) for path in (self.state_dir / "uppers").glob("[0-9a-f]*/*")]
 
     def trash(self) -> list[str]:
         return os.listdir(self.state_dir / "uppers" / ".trash")

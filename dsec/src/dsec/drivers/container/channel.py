@@ -93,6 +93,7 @@ class Channel:
         self._acks: list[int] = []
         self._ack_timer: asyncio.TimerHandle | None = None
         self._reading = False
+        self._greeted = False
         self._ended: DSecError | None = None
         self.ready: asyncio.Future[None] = loop.create_future()
         """Done when the peer has said hello."""
@@ -100,6 +101,11 @@ class Channel:
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 2 * frames.MAX_PAYLOAD:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, frames.MAX_PAYLOAD)
         self._resume()
+
+    @property
+    def open(self) -> bool:
+        """Whether the peer is there, as far as we know."""
+        return self._fd >= 0
 
     @property
     def open_calls(self) -> int:
@@ -232,9 +238,11 @@ class Channel:
     def _take(self, frame: Frame) -> None:
         kind, call = frame.kind, frame.call
         if kind is Kind.HELLO:
-            if call or self.ready.done():
+            if call or self._greeted:
                 raise WireError("cannot read a second HELLO")
-            self.ready.set_result(None)
+            self._greeted = True
+            if not self.ready.done():  # whoever waited may have been canceled
+                self.ready.set_result(None)
             return
         caller = self._callers.get(call)
         if caller is None:

@@ -13,9 +13,6 @@ import structlog
 
 from dsec.drivers.base import OnEnd, Order
 from dsec.linux.cgroups import CgroupPool
-from dsec.linux.removal import Trash
-from dsec.linux.spread import spread_children
-from dsec.linux.uppers import TRASH, leftovers, remove_leftover
 from dsec.store.mounts import Drop, Hold
 from libdsec.protocol import frames
 from libdsec.protocol.calls import Hello
@@ -32,6 +29,7 @@ from .fork_server import ForkServer, Made
 from .instance import ContainerInstance
 from .plan import MASKED, READ_ONLY, CgroupPlace, existing, make_plan
 from .taken import Layers, Taken
+from .upper_dirs import UpperDirs
 
 _log = structlog.get_logger("dsec.container")
 
@@ -83,7 +81,7 @@ class ContainerDriver:
         self._hello = msgspec.msgpack.encode(
             Hello(frames.GENERATION, "edge", epoch=config.epoch, max_payload=frames.MAX_PAYLOAD)
         )
-        self._trash: Trash | None = None
+        self._uppers: UpperDirs | None = None
         self._allowed: tuple[int, ...] = ()
         self._masked: tuple[str, ...] = ()
         self._readonly: tuple[str, ...] = ()
@@ -100,27 +98,21 @@ class ContainerDriver:
         """See `Driver.start`. Sandboxes of an earlier edge are ended, not adopted."""
         config = self._config
         os.makedirs(config.root_dir, 0o700, exist_ok=True)
-        os.makedirs(config.uppers_dir, 0o700, exist_ok=True)
-        spread_children(config.uppers_dir)
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
         self._masked, self._readonly = existing(MASKED), existing(READ_ONLY)
-        self._trash = Trash(os.path.join(config.uppers_dir, TRASH))
+        self._uppers = UpperDirs(config.uppers_dir)
         if await self._server.end_predecessor():
             _log.info("ended the fork server of an earlier edge")
         swept = self._cgroups.sweep()
-        left = leftovers(config.uppers_dir)
-        for name in left:
-            remove_leftover(config.uppers_dir, name, self._trash)
-        for name in os.listdir(self._trash.directory):
-            self._trash.empty_later(os.path.join(self._trash.directory, name))
+        left = self._uppers.clear()
         if swept or left:
-            _log.info("took away what an earlier edge left", cgroups=swept, uppers=len(left))
+            _log.info("took away what an earlier edge left", cgroups=swept, uppers=left)
         await self._server.start()
 
     async def create(self, order: Order, on_end: OnEnd) -> ContainerInstance:
-        if self._trash is None:
+        if self._uppers is None:
             raise InternalError("cannot create a sandbox: the container driver was not started")
-        taken = Taken(self._layers, self._cgroups, self._config.uppers_dir, self._trash)
+        taken = Taken(self._layers, self._cgroups, self._uppers)
         instance = ContainerInstance(
             sandbox=order.id,
             taken=taken,
@@ -149,7 +141,7 @@ class ContainerDriver:
     async def _make(self, order: Order, taken: Taken, instance: ContainerInstance) -> None:
         await taken.hold(order.layers)
         cgroup = taken.join_cgroup(order.limits)
-        upper = await taken.make_upper(order.id, order.slot.id_base, order.limits)
+        upper = await taken.make_upper(order.id, order.slot, order.limits)
         plan = make_plan(
             order,
             upper=upper.path_upper,
@@ -172,7 +164,8 @@ class ContainerDriver:
         try:
             await channel.ready
         except asyncio.CancelledError:
-            if channel.ready.cancelled():
+            # a cancel of ours reaches the future it waits for as well: only the channel tells the two apart
+            if not channel.open:
                 raise SandboxFailedError(f"cannot create sandbox {instance.id}: PID 1 ended at once") from None
             raise
 
@@ -192,8 +185,8 @@ class ContainerDriver:
 
     async def close(self) -> None:
         await self._server.close()
-        if self._trash is not None:
-            await asyncio.to_thread(self._trash.close)
+        if self._uppers is not None:
+            await asyncio.to_thread(self._uppers.trash.close)
         if not await asyncio.to_thread(self._cgroups.close):
             _log.warning("control groups are left; the next start takes them away")
 

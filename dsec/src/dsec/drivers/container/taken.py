@@ -8,10 +8,12 @@ from typing import Protocol
 
 import structlog
 
+from dsec.drivers.base import Slot
 from dsec.linux.cgroups import Cgroup, CgroupLimits, CgroupPool
-from dsec.linux.removal import Trash
 from dsec.linux.uppers import Upper, make_upper
 from libdsec.protocol.spec import Limits
+
+from .upper_dirs import UpperDirs
 
 _log = structlog.get_logger("dsec.container")
 
@@ -27,8 +29,8 @@ class Layers(Protocol):
 class Taken:
     """Layers, a control group, an upper. Taking may stop half-way; `give_back` returns what there is."""
 
-    def __init__(self, layers: Layers, cgroups: CgroupPool, uppers_dir: str, trash: Trash) -> None:
-        self._layers, self._cgroups, self._uppers_dir, self._trash = layers, cgroups, uppers_dir, trash
+    def __init__(self, layers: Layers, cgroups: CgroupPool, uppers: UpperDirs) -> None:
+        self._layers, self._cgroups, self._uppers = layers, cgroups, uppers
         self._held: list[str] = []
         self.cgroup: Cgroup | None = None
         self.upper: Upper | None = None
@@ -44,12 +46,13 @@ class Taken:
         )
         return self.cgroup
 
-    async def make_upper(self, name: str, owner: int, limits: Limits) -> Upper:
+    async def make_upper(self, name: str, slot: Slot, limits: Limits) -> Upper:
+        parent, owner = self._uppers.of(slot.index), slot.id_base
         if limits.disk_bytes is None and limits.disk_inodes is None:
-            self.upper = make_upper(self._uppers_dir, name, owner)
+            self.upper = make_upper(parent, name, owner)
             return self.upper
         making = asyncio.ensure_future(
-            asyncio.to_thread(make_upper, self._uppers_dir, name, owner, limits.disk_bytes, limits.disk_inodes)
+            asyncio.to_thread(make_upper, parent, name, owner, limits.disk_bytes, limits.disk_inodes)
         )
         try:
             self.upper = await asyncio.shield(making)
@@ -68,7 +71,7 @@ class Taken:
         upper, self.upper = self.upper, None
         if upper is not None:
             try:
-                upper.remove(self._trash)
+                upper.remove(self._uppers.trash)
             except OSError as error:
                 failures.append(error)
         cgroup, self.cgroup = self.cgroup, None
