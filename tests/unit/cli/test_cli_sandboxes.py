@@ -14,6 +14,7 @@ def test_run_streams_and_ends_with_the_commands_code(node):
     assert (result.exit_code, result.stdout, result.stderr) == (7, "out\n", "err\n")
     assert node.sandboxes["n" * 24] == "stopped"
     assert node.request("exec").stream
+    assert node.request("sandbox.create").spec.ttl_idle_s == 60  # for when the command is killed
 
 
 def test_run_keeps_the_sandbox_when_told_to(node):
@@ -21,6 +22,7 @@ def test_run_keeps_the_sandbox_when_told_to(node):
     assert result.exit_code == 0
     assert "n" * 24 in result.stderr
     assert node.sandboxes["n" * 24] == "running"
+    assert node.request("sandbox.create").spec.ttl_idle_s is None
 
 
 def test_every_option_of_run_goes_out(node):
@@ -78,6 +80,8 @@ def test_run_as_json(node):
     assert result.exit_code == answer["exit_code"] == 3
     assert (answer["stdout"], answer["stderr"], answer["truncated"]) == ("out\n", "err\n", False)
     assert not node.request("exec").stream
+    assert json.loads(node.run("run", "--json", "-i", "cat", input="given").stdout)["stdout"] == "given"
+    assert node.run("run", "--json", "-t", "cat").exit_code == 64
 
 
 def test_an_error_as_json_and_as_a_line(node):

@@ -224,6 +224,28 @@ def test_a_client_that_is_not_open_says_so():
     asyncio.run(main())
 
 
+def test_many_calls_share_one_vain_attempt_to_connect(with_fake):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        attempts = 0
+
+        async def vain(timeout: float) -> Connection:
+            nonlocal attempts
+            attempts += 1
+            await asyncio.sleep(0)
+            raise UnavailableError("cannot reach it")
+
+        server.drop()
+        server.connect = vain  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(client.server_info() for _ in range(50)), return_exceptions=True)
+        assert {type(answer) for answer in answers} <= {UnavailableError, OutcomeUnknownError}
+        assert attempts <= 3
+        with pytest.raises(UnavailableError):
+            await client.server_info()  # a later one tries again
+        assert attempts <= 4
+
+    with_fake(use)
+
+
 def test_a_server_that_was_away_at_open_can_be_opened_later():
     async def main() -> None:
         async with FakeServer() as server:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 from libdsec.client import DSecClient
+from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.sandbox import Sandbox
 
 from . import terminal
@@ -29,6 +31,8 @@ from .outcome import execute, exit_status, explain
 from .output import emit
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_STDIN_LIMIT = 64 * 1024 * 1024
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -62,12 +66,23 @@ def exec_(
     execute(json, work)
 
 
+def _all_of_stdin() -> bytes:
+    data = sys.stdin.buffer.read(_STDIN_LIMIT + 1)
+    if len(data) > _STDIN_LIMIT:
+        raise InvalidArgumentError(
+            f"cannot pass more than {_STDIN_LIMIT} bytes of standard input with --json: leave --json out"
+        )
+    return data
+
+
 async def run_in(
     sandbox: Sandbox, command: Sequence[str], interactive: bool, tty: bool, json: bool, options: dict[str, Any]
 ) -> int:
     """Run a command as the options say; the exit code for the shell."""
     if json:
-        result = await sandbox.run(command, **options)
+        if tty:
+            raise InvalidArgumentError("cannot give the command a terminal with --json: leave one of them out")
+        result = await sandbox.run(command, stdin=_all_of_stdin() if interactive else None, **options)
         emit(
             {
                 "sandbox": sandbox.id,

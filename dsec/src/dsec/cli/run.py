@@ -39,6 +39,9 @@ from .output import waiting
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_ORPHAN_S = 60.0
+"""When this command is killed, its sandbox is one that nobody uses, and goes by itself."""
+
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
@@ -88,7 +91,7 @@ def run(
             pids_limit=pids,
             disk_limit_mb=disk,
             disk_inodes_limit=disk_inodes,
-            ttl_running_stop=ttl,
+            ttl_running_stop=ttl if ttl is not None or not rm else _ORPHAN_S,
             deadline=deadline,
             init_user=user,
             cwd=cwd,

@@ -96,26 +96,30 @@ async def _stop(json: bool) -> None:
         try:
             async with DSecClient(url, connect_timeout=5) as client:
                 pid = (await client.server_info()).pid
+                process = os.pidfd_open(pid)
                 await client.shutdown_server()
         except UnavailableError as error:
             if "no server listens" not in error.message:
                 raise
             pid = None
         if pid is not None:
-            await _wait_until_gone(url)
+            await _wait_until_ended(pid, process)
     if json:
         emit({"stopped": pid})
     else:
         say("no server runs" if pid is None else f"the server has ended: pid {pid}")
 
 
-async def _wait_until_gone(url: str) -> None:
-    deadline = asyncio.get_running_loop().time() + _STOP_S
-    while asyncio.get_running_loop().time() < deadline:
-        try:
-            async with DSecClient(url, connect_timeout=1):
-                pass
-        except UnavailableError:
-            return
-        await asyncio.sleep(0.05)
-    raise UnavailableError(f"cannot tell that the server has ended: it still answers after {_STOP_S:g} s")
+async def _wait_until_ended(pid: int, process: int) -> None:
+    """`process` is a descriptor of the process, which becomes readable at its end; it is closed here."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(process, ended.set)
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await ended.wait()
+    except TimeoutError:
+        raise UnavailableError(f"cannot end the server: process {pid} still runs after {_STOP_S:g} s") from None
+    finally:
+        loop.remove_reader(process)
+        os.close(process)

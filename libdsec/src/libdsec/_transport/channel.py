@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.errors import ClientClosedError, OutcomeUnknownError, UnavailableError
+from ..protocol.errors import ClientClosedError, DSecError, OutcomeUnknownError, UnavailableError
 from ..protocol.frames import STDERR, STDOUT
 from .codec import codec
 from .connection import Connection
@@ -37,6 +37,8 @@ class Channel:
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
+        self._failure: DSecError | None = None
+        """How the last attempt to connect failed. A new object each time, by which waiters tell whether it is new."""
         self._open = False
 
     async def open(self) -> None:
@@ -116,10 +118,18 @@ class Channel:
         return exchange
 
     async def _connected(self) -> Connection:
+        known = self._failure
         async with self._connecting:
             if not self._open:
                 raise ClientClosedError("cannot call: this client is not open; use `async with DSecClient()` or open()")
-            connection = self._connection
-            if connection is None or not connection.usable:
-                connection = self._connection = await self._endpoint.connect(self._connect_timeout)
-            return connection
+            if self._connection is not None and self._connection.usable:
+                return self._connection
+            if self._failure is not None and self._failure is not known:
+                # another call tried in vain while this one waited: many callers are not to try one after the other
+                raise type(self._failure)(self._failure.message, **self._failure.details)
+            try:
+                self._connection = await self._endpoint.connect(self._connect_timeout)
+            except DSecError as error:
+                self._failure = error
+                raise
+            return self._connection
