@@ -15,6 +15,7 @@ from libdsec.errors import (
     UnsupportedOperationError,
 )
 from libdsec.protocol.files import FileInfo
+from libdsec.protocol.ids import new_token
 from libdsec.sync import DSecClient, DSecContainerRunArgs, OutputLimit, Sandbox
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether", "mmdebstrap")
@@ -209,8 +210,9 @@ def test_watch(sandbox: Sandbox):
 
 
 def test_lists_logs_stop(client: DSecClient, create):
-    sandbox = create(labels={"only": "this"})
-    assert [info.id for info in client.list(labels={"only": "this"})] == [sandbox.id]
+    only = new_token()
+    sandbox = create(labels={"only": only})
+    assert [info.id for info in client.list(labels={"only": only})] == [sandbox.id]
     sandbox.run_shell("true")
     assert next(entry.event for entry in sandbox.logs()) == "created"
     assert client.get(sandbox.id).run_shell("echo same").stdout == "same\n"
@@ -218,8 +220,8 @@ def test_lists_logs_stop(client: DSecClient, create):
     assert sandbox.stop().state == "stopped"
     with pytest.raises(SandboxStateError):
         sandbox.run_shell("true")
-    assert client.list(labels={"only": "this"}) == ()
-    assert [info.state for info in client.list(labels={"only": "this"}, include_final=True)] == ["stopped"]
+    assert client.list(labels={"only": only}) == ()
+    assert [info.state for info in client.list(labels={"only": only}, include_final=True)] == ["stopped"]
     with pytest.raises(SandboxNotFoundError):
         client.get("x" * 24)
 
