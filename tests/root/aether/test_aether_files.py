@@ -148,6 +148,26 @@ def test_mkdir_move_remove(talk: Conversation, place: str) -> None:
     assert listing(talk, place) == {}
 
 
+def test_a_directory_of_the_image_and_another_file_system(talk: Conversation, place: str) -> None:
+    """What a rename cannot do (an overlay renames no directory of its layers) is done all the same."""
+    before = listing(talk, "/usr/share/doc")
+    assert len(before) > 50
+    talk.file("move", "/usr/share/doc", to=f"{place}/doc")
+    after = listing(talk, f"{place}/doc")
+    assert {path: (i.type, i.mode, i.mtime_ns, i.target) for path, i in after.items()} == {
+        path: (i.type, i.mode, i.mtime_ns, i.target) for path, i in before.items()
+    }
+    assert isinstance(refusal(talk.file("stat", "/usr/share/doc")), PathNotFoundError)
+    talk.file("write", f"{place}/one", b"1")
+    talk.file("move", f"{place}/one", to="/dev/shm/two")
+    assert talk.file("read", "/dev/shm/two").stdout == b"1"
+    assert refusal(talk.file("move", f"{place}/doc", to="/dev/shm/two")).details["errno"] == 20
+    assert refusal(talk.file("move", f"{place}/doc", to="/proc/doc")).details["path"] == "/proc/doc"
+    assert sorted(talk.exec(f"ls -A {place} /dev/shm").stdout.split()) == sorted(
+        [b"/dev/shm:", f"{place}:".encode(), b"doc", b"two"]
+    )
+
+
 def test_remove_follows_no_links_and_knows_depth(talk: Conversation, place: str) -> None:
     talk.exec(
         f"mkdir -p {place}/keep {place}/gone; touch {place}/keep/f; ln -s ../keep {place}/gone/l; cd {place}/gone;"
@@ -266,6 +286,15 @@ def test_a_killed_child_is_an_error_and_leaves_no_process(talk: Conversation, pl
     call = talk.start_file("read", f"{place}/p")
     talk.exec("for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = 1 ] || [ $p = $$ ] || kill -9 $p; done")
     assert isinstance(refusal(talk.finish(call)), FileOperationError)
+    assert talk.exec("ls -d /proc/[0-9]* | wc -l").stdout.strip() in (b"3", b"4")
+
+
+def test_a_stopped_child_is_ended_by_a_cancel(talk: Conversation, place: str) -> None:
+    talk.exec(f"mkfifo {place}/p")
+    call = talk.start_file("read", f"{place}/p")
+    talk.exec("for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = 1 ] || [ $p = $$ ] || kill -STOP $p; done")
+    talk.cancel(call)
+    assert refusal(talk.finish(call)).code == "deadline_exceeded"
     assert talk.exec("ls -d /proc/[0-9]* | wc -l").stdout.strip() in (b"3", b"4")
 
 

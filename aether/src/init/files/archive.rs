@@ -20,23 +20,25 @@ use super::walk::{open_directory, walk, Entry, Walk, When};
 use super::FileAnswer;
 use crate::wire::DATA_CHUNK;
 
-type Archive<'a> = Builder<BufWriter<PortWriter<'a>>>;
-
 /// Prefix of a pax record that holds an extended attribute.
 pub const XATTR: &str = "SCHILY.xattr.";
 /// The largest value of one, as the kernel has it.
 const LIMIT_XATTR: usize = 64 * 1024;
 
-struct Packer<'a> {
-    archive: Archive<'a>,
+struct Packer<W: Write> {
+    archive: Builder<BufWriter<W>>,
     /// Where the first name of a file with several went, by device and inode.
     links: HashMap<(u64, u64), PathBuf>,
     answer: FileAnswer,
 }
 
 pub fn archive(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
-    let path = Path::new(path);
-    let mut archive = Builder::new(BufWriter::with_capacity(DATA_CHUNK, PortWriter(port)));
+    pack(Path::new(path), PortWriter(port))
+}
+
+/// Write the archive of a path.
+pub fn pack<W: Write>(path: &Path, writer: W) -> Result<FileAnswer, Failure> {
+    let mut archive = Builder::new(BufWriter::with_capacity(DATA_CHUNK, writer));
     archive.mode(tar::HeaderMode::Complete);
     let mut packer = Packer { archive, links: HashMap::new(), answer: FileAnswer::default() };
     let status = lstat(path).on(path)?;
@@ -60,7 +62,7 @@ pub fn archive(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
     Ok(packer.answer)
 }
 
-impl Packer<'_> {
+impl<W: Write> Packer<W> {
     fn add_entry(&mut self, entry: &Entry<'_>) -> Result<(), Failure> {
         self.add(entry.directory, entry.name, entry.path, &entry.status)
     }

@@ -15,7 +15,7 @@ use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, CWD,
 };
 use rustix::io::Errno;
-use tar::{Archive, EntryType};
+use tar::{Archive, Entry, EntryType};
 
 use super::archive::{is_kept, XATTR};
 use super::failure::{Failure, On};
@@ -26,8 +26,6 @@ use crate::wire::{ErrorBody, DATA_CHUNK};
 
 /// Characters of the reader's words about a broken archive that are passed on.
 const LIMIT_QUOTE: usize = 120;
-
-type Entry<'a, 'b> = tar::Entry<'a, PortReader<'b>>;
 
 struct Unpacker {
     root: OwnedFd,
@@ -47,15 +45,19 @@ struct Attributes {
 }
 
 pub fn extract(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
-    let path = Path::new(path);
+    unpack(Path::new(path), PortReader::new(port))
+}
+
+/// Unpack an archive below a path.
+pub fn unpack<R: Read>(path: &Path, reader: R) -> Result<FileAnswer, Failure> {
     make_all(path)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, path, flags, Mode::empty()).on(path)?;
     let privileged = rustix::process::geteuid().is_root();
     let mut unpacker = Unpacker { root, privileged, directories: Vec::new(), answer: FileAnswer::default() };
-    let mut archive = Archive::new(PortReader::new(port));
+    let mut archive = Archive::new(reader);
     for entry in archive.entries().map_err(broken)? {
-        unpacker.unpack(&mut entry.map_err(broken)?)?;
+        unpacker.add(&mut entry.map_err(broken)?)?;
     }
     unpacker.finish_directories()?;
     // what comes after the end of the archive is padding; the sender still has to be let go on to its end
@@ -65,7 +67,7 @@ pub fn extract(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
 }
 
 impl Unpacker {
-    fn unpack(&mut self, entry: &mut Entry<'_, '_>) -> Result<(), Failure> {
+    fn add<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), Failure> {
         let path = entry.path().map_err(broken)?.into_owned();
         let member = beneath(&path)?;
         let attributes = attributes(entry)?;
@@ -87,9 +89,9 @@ impl Unpacker {
         Ok(())
     }
 
-    fn make(
+    fn make<R: Read>(
         &mut self,
-        entry: &mut Entry<'_, '_>,
+        entry: &mut Entry<'_, R>,
         kind: EntryType,
         parent: &OwnedFd,
         name: &Path,
@@ -110,9 +112,9 @@ impl Unpacker {
         self.dress(parent, name, attributes, kind != EntryType::Symlink).on(member)
     }
 
-    fn make_file(
+    fn make_file<R: Read>(
         &self,
-        entry: &mut Entry<'_, '_>,
+        entry: &mut Entry<'_, R>,
         parent: &OwnedFd,
         name: &Path,
         member: &Path,
@@ -251,12 +253,12 @@ fn set_time(parent: impl AsFd, name: &Path, attributes: Attributes) -> Result<()
     utimensat(parent, name, &times, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-fn target(entry: &Entry<'_, '_>, member: &Path) -> Result<PathBuf, Failure> {
+fn target<R: Read>(entry: &Entry<'_, R>, member: &Path) -> Result<PathBuf, Failure> {
     let target = entry.link_name().map_err(broken)?.map(|target| target.into_owned());
     target.ok_or_else(|| refused(member, "it is a link without a target"))
 }
 
-fn attributes(entry: &mut Entry<'_, '_>) -> Result<Attributes, Failure> {
+fn attributes<R: Read>(entry: &mut Entry<'_, R>) -> Result<Attributes, Failure> {
     let precise = pax_time(entry)?;
     let header = entry.header();
     let id = |value: std::io::Result<u64>| value.map_err(broken).map(|id| u32::try_from(id).unwrap_or(u32::MAX - 1));
@@ -269,7 +271,7 @@ fn attributes(entry: &mut Entry<'_, '_>) -> Result<Attributes, Failure> {
     })
 }
 
-fn pax_time(entry: &mut Entry<'_, '_>) -> Result<Option<Timespec>, Failure> {
+fn pax_time<R: Read>(entry: &mut Entry<'_, R>) -> Result<Option<Timespec>, Failure> {
     let Some(extensions) = entry.pax_extensions().map_err(broken)? else { return Ok(None) };
     for extension in extensions {
         let extension = extension.map_err(broken)?;
@@ -286,7 +288,7 @@ fn pax_time(entry: &mut Entry<'_, '_>) -> Result<Option<Timespec>, Failure> {
     Ok(None)
 }
 
-fn extended_attributes(entry: &mut Entry<'_, '_>) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+fn extended_attributes<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     let mut found = Vec::new();
     let Some(extensions) = entry.pax_extensions().map_err(broken)? else { return Ok(found) };
     for extension in extensions {

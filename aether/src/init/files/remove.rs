@@ -11,17 +11,32 @@ use super::{FileAnswer, FileArgs};
 
 pub fn remove(args: &FileArgs) -> Result<FileAnswer, Failure> {
     let path = Path::new(&args.path);
-    let status = lstat(path).on(path)?;
-    let mut entries = 1;
-    if FileType::from_raw_mode(status.st_mode) != FileType::Directory {
-        unlink(path).on(path)?;
+    let entries = if args.recursive {
+        remove_tree(path)?
     } else {
-        if args.recursive {
-            entries += empty(path)?;
-        }
-        rmdir(path).on(path)?;
-    }
+        remove_one(path)?;
+        1
+    };
     Ok(FileAnswer { entries, ..FileAnswer::default() })
+}
+
+/// Remove a path with all below it; how many entries that were.
+pub fn remove_tree(path: &Path) -> Result<u64, Failure> {
+    let status = lstat(path).on(path)?;
+    let below = match FileType::from_raw_mode(status.st_mode) {
+        FileType::Directory => empty(path)?,
+        _ => 0,
+    };
+    remove_one(path)?;
+    Ok(below + 1)
+}
+
+fn remove_one(path: &Path) -> Result<(), Failure> {
+    let status = lstat(path).on(path)?;
+    match FileType::from_raw_mode(status.st_mode) {
+        FileType::Directory => rmdir(path).on(path),
+        _ => unlink(path).on(path),
+    }
 }
 
 fn empty(path: &Path) -> Result<u64, Failure> {
