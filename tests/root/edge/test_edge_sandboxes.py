@@ -126,6 +126,22 @@ async def test_errors_before_the_program_name_their_stage(node: NodeProcess) -> 
         await client.call("sandbox.stop", sandbox=sandbox)
 
 
+async def test_root_inside_changes_nothing_of_the_host(node: NodeProcess) -> None:
+    line = """
+    for f in /proc/sys/kernel/core_pattern /proc/sys/vm/drop_caches /proc/sys/net/core/somaxconn /proc/sysrq-trigger \
+             /proc/irq/*/smp_affinity /proc/bus/pci/*/* /proc/fs/*/* /sys/kernel/*/* /sys/power/* /sys/firmware/*/*; do
+        [ -f "$f" ] || continue
+        (echo 1 > "$f") 2>/dev/null && echo "wrote $f"
+    done
+    ls -A /sys/firmware
+    """
+    async with wire_client(node.socket) as client:
+        sandbox = await create(client)
+        _, seen = await shell(client, sandbox, line)
+        assert seen == ""
+        await client.call("sandbox.stop", sandbox=sandbox)
+
+
 async def test_a_flood_is_cut_and_counted(node: NodeProcess) -> None:
     async with wire_client(node.socket) as client:
         sandbox = await create(client)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from dsec.drivers.base import Order, Slot
-from dsec.drivers.container.plan import CgroupPlace, choose_cpus, existing, make_plan
+from dsec.drivers.container.plan import CgroupPlace, choose_cpus, exposed, make_plan
 from libdsec.protocol.spec import MIB, Limits, SandboxSpec
 
 CGROUP = CgroupPlace(("/c/memory/s1", "/c/pids/s1"), "/c/memory/s1", "/c/pids/s1", 1)
@@ -77,5 +79,14 @@ def test_a_sandbox_sees_its_cores_rounded_up(cores: float | None, index: int, cp
     assert choose_cpus(cores, (0, 1, 2, 3), index) == cpus
 
 
-def test_only_paths_that_exist_are_masked() -> None:
-    assert existing(("/proc/self", "/proc/no-such-thing")) == ("/proc/self",)
+def test_only_what_others_could_read_is_masked(tmp_path: Path) -> None:
+    for name, mode in (("open", 0o444), ("shut", 0o400)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+        (tmp_path / f"{name}-dir").mkdir()
+        (tmp_path / f"{name}-dir" / "file").touch()
+        (tmp_path / f"{name}-dir").chmod(mode | 0o111 if name == "open" else 0o700)
+    (tmp_path / "empty").mkdir()
+    names = ("open", "shut", "open-dir", "shut-dir", "empty", "missing")
+    found = exposed([str(tmp_path / name) for name in names])
+    assert found == (str(tmp_path / "open"), str(tmp_path / "open-dir"))

@@ -140,6 +140,11 @@ class Channel:
         if call in self._callers:
             self._send(packet)
 
+    def read_now(self) -> None:
+        """Take what has come already, without a turn of the event loop."""
+        if self._reading:
+            self._readable()
+
     def hello(self, payload: bytes) -> None:
         self._send(frames.encode(Kind.HELLO, 0, payload))
 

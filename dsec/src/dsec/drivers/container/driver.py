@@ -27,7 +27,7 @@ from libdsec.protocol.spec import SandboxSpec
 from .channel import Channel, receive_buffer
 from .fork_server import ForkServer, Made
 from .instance import ContainerInstance
-from .plan import MASKED, READ_ONLY, CgroupPlace, existing, make_plan
+from .plan import MASKED, READ_ONLY, CgroupPlace, exposed, make_plan
 from .taken import Layers, Taken
 from .upper_dirs import UpperDirs
 
@@ -99,7 +99,7 @@ class ContainerDriver:
         config = self._config
         os.makedirs(config.root_dir, 0o700, exist_ok=True)
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
-        self._masked, self._readonly = existing(MASKED), existing(READ_ONLY)
+        self._masked, self._readonly = exposed(MASKED), exposed(READ_ONLY)
         self._uppers = UpperDirs(config.uppers_dir)
         if await self._server.end_predecessor():
             _log.info("ended the fork server of an earlier edge")
@@ -161,6 +161,7 @@ class ContainerDriver:
         channel = Channel(asyncio.get_running_loop(), made.channel, self._buffer, instance.lost)
         instance.channel = channel
         channel.hello(self._hello)
+        channel.read_now()  # PID 1 said hello before the fork server answered
         try:
             await channel.ready
         except asyncio.CancelledError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Sequence
 
 import msgspec
@@ -14,8 +15,6 @@ MASKED = (
     "/proc/acpi",
     "/proc/asound",
     "/proc/kcore",
-    "/proc/key-users",
-    "/proc/keys",
     "/proc/latency_stats",
     "/proc/sched_debug",
     "/proc/scsi",
@@ -23,15 +22,14 @@ MASKED = (
     "/proc/timer_stats",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
-    "/sys/kernel/debug",
-    "/sys/kernel/security",
-    "/sys/kernel/tracing",
 )
-"""What tells about the host or its other sandboxes."""
+"""What tells about the host. Not among it: /proc/keys and /proc/key-users, which show only owners that the reader's
+user namespace maps, and debugfs, tracefs and securityfs, which a fresh sysfs does not have."""
 
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-"""What belongs to host root and therefore refuses writes of a sandbox anyway; the mount holds should ownership ever
-not."""
+READ_ONLY = ("/proc/sys",)
+"""A second lock: all of it belongs to host root, whom the sandbox's user namespace does not map, so writes are
+refused by ownership already, as they are in /proc/irq, /proc/bus and /proc/sysrq-trigger. Each path is a mount in
+every create."""
 
 COMMAND_OOM_SCORE_ADJ = 500
 """Commands go before anything of the host does."""
@@ -68,9 +66,20 @@ class Plan(msgspec.Struct, frozen=True):
     oom_score_adj: int
 
 
-def existing(paths: Sequence[str]) -> tuple[str, ...]:
-    """Those that this kernel has: each path costs a mount at every create."""
-    return tuple(path for path in paths if os.path.exists(path))
+def exposed(paths: Sequence[str]) -> tuple[str, ...]:
+    """Those that this kernel has and that somebody who is nobody to the host could read: each costs a mount a
+    create."""
+    return tuple(path for path in paths if _readable_by_others(path))
+
+
+def _readable_by_others(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            return bool(mode & stat.S_IXOTH) and bool(os.listdir(path))
+    except OSError:
+        return False
+    return bool(mode & stat.S_IROTH)
 
 
 def choose_cpus(cores: float | None, allowed: Sequence[int], index: int) -> tuple[int, ...]:
