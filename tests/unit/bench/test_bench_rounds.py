@@ -28,17 +28,18 @@ def test_contestants_take_turns_and_the_first_turn_is_thrown_away() -> None:
     seen: list[tuple[int, int, str]] = []
     measured = asyncio.run(
         interleave(
-            {"fast": contestant("fast", 1.0), "slow": contestant("slow", 0.1)},
-            samples=20,
+            {"fast": contestant("fast", 1.0), "slow": contestant("slow", 0.1), "slowest": contestant("slowest", 0.01)},
+            samples=21,
             rounds=2,
             progress=lambda done, total, what: seen.append((done, total, what)),
             pause=no_pause,
         )
     )
-    assert calls == [("fast", 1), ("slow", 1), ("fast", 10), ("slow", 1), ("fast", 10), ("slow", 1)]
-    assert measured == {"fast": [3.0] * 10 + [5.0] * 10, "slow": [4.0, 6.0]}
-    assert seen[0] == (0, 6, "fast")
-    assert seen[-1] == (6, 6, "")
+    first = [("fast", 1), ("slow", 1), ("slowest", 1)]
+    assert calls == [*first, ("fast", 10), ("slow", 1), ("fast", 11), ("slow", 1), ("slowest", 1)]
+    assert measured == {"fast": [4.0] * 10 + [6.0] * 11, "slow": [5.0, 7.0], "slowest": [8.0]}
+    assert seen[0] == (0, 9, "fast")
+    assert seen[-1] == (9, 9, "")
 
 
 def test_turns_are_read_in_milliseconds() -> None:

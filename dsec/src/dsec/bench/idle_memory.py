@@ -3,13 +3,17 @@
 MemAvailable is read before the node starts and again when N sandboxes idle, so ours includes the server, the fork
 server, this client, and everything the kernel keeps. Each sandbox has run one command before, so that what a command
 leaves behind (a dying cgroup) is in it. The floor: N processes that only wait, each in namespaces of its own (network
-too) on an overlay of its own. Both readings are taken once the figure has come to rest.
+too) on an overlay of its own. Each reading is taken once the figure has come to rest, and what other processes of the
+machine allocate or free meanwhile (their anonymous memory) is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.protocol.errors import DSecError
@@ -29,10 +33,24 @@ _REST_READINGS = 3
 _REST_TRIES = 15
 
 
-async def resting(
-    read: Callable[[], int] = lambda: memory_kb("MemAvailable"),
-    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> float:
+def others_kb(directory: Path) -> int:
+    """Anonymous memory of every process but this one and those that name the ground in their command line."""
+    mark, own, total = os.fsencode(directory) + b"/", str(os.getpid()), 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal() or entry.name == own:
+            continue
+        # a process that ends while it is looked at has given its memory back
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if mark not in Path(entry.path, "cmdline").read_bytes():
+                total += memory_kb("RssAnon", Path(entry.path, "status"), missing=0)
+    return total
+
+
+def _reader(ground: Ground) -> Callable[[], int]:
+    return lambda: memory_kb("MemAvailable") + others_kb(ground.directory)
+
+
+async def resting(read: Callable[[], int], pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> float:
     """Kilobytes, once three readings a second apart differ by next to nothing; of a figure that never rests (others
     use the machine, or the kernel still tidies up) the median of the last readings."""
     readings = [read()]
@@ -88,16 +106,17 @@ async def _empty(made: list[Sandbox]) -> None:
 
 
 async def _ours(ground: Ground, count: int, progress: Progress) -> Figure:
-    before = await resting()
+    read = _reader(ground)
+    before = await resting(read)
     made: list[Sandbox] = []
     async with ground.node.running() as client:
-        started = await resting()
+        started = await resting(read)
         try:
             await _fill(client, ground.image, count, made, progress)
-            during = await resting()
+            during = await resting(read)
         finally:
             await _empty(made)
-        after = await resting()
+        after = await resting(read)
     base = before if ground.node.owned else started
     detail = {
         "node_mb": (before - started) / 1024,
@@ -108,9 +127,10 @@ async def _ours(ground: Ground, count: int, progress: Progress) -> Figure:
 
 
 async def _floor(ground: Ground, count: int) -> Figure:
-    before = await resting()
+    read = _reader(ground)
+    before = await resting(read)
     async with ground.native.floor_idle(count):
-        during = await resting()
+        during = await resting(read)
     return Figure((before - during) / 1024 / count, "MB", count)
 
 

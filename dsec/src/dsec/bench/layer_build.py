@@ -88,7 +88,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         contestants = {
             "ours": Contestant(partial(builds.ours, lambda: contextlib.nullcontext(DirectorySource(tree)))),
             "tar": Contestant(partial(builds.ours, partial(_tar_source, tar))),
-            "tar_gz": Contestant(partial(builds.program, ["tar", "-C", str(tree), "-czf", "@OUT@", "."]), 0.3),
+            "tar_gz": Contestant(partial(builds.program, ["tar", "-C", str(tree), "-czf", "@OUT@", "."]), 0.2),
         }
         if shutil.which("mkfs.erofs") is not None:
             contestants["mkfs_erofs"] = Contestant(partial(builds.program, ["mkfs.erofs", "-d0", "@OUT@", str(tree)]))

@@ -24,9 +24,9 @@ from .native import Turns
 from .rounds import SETTLE_S, Progress
 
 NAME = "lifecycle"
-SAMPLES = 1600
+SAMPLES = 2400
 IN_FLIGHT = 16
-ROUNDS = 5
+ROUNDS = 10
 COMMAND = ("/bin/true",)
 
 

@@ -10,13 +10,18 @@ from pathlib import Path
 from .figures import Machine
 
 
-def memory_kb(name: str, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """One line of /proc/meminfo, in kilobytes."""
-    for line in meminfo.read_text().splitlines():
+def memory_kb(name: str, file: Path = Path("/proc/meminfo"), missing: int | None = None) -> int:
+    """One line of /proc/meminfo or of a process's status, in kilobytes.
+
+    :raises KeyError: no such line, unless `missing` says what it stands for (a kernel thread has no memory).
+    """
+    for line in file.read_text().splitlines():
         key, _, rest = line.partition(":")
         if key == name:
             return int(rest.split()[0])
-    raise KeyError(name)
+    if missing is None:
+        raise KeyError(name)
+    return missing
 
 
 def _cgroup(root: Path = Path("/sys/fs/cgroup")) -> str:

@@ -28,7 +28,7 @@ def _summary(reports: Sequence[Report]) -> list[str]:
 
 def _table(report: Report) -> list[str]:
     lines = [f"### {report.name}: {words.ABOUT[report.name]}", ""]
-    lines += ["| | median | p99 | samples | DSec / it |", "|---|---|---|---|---|"]
+    lines += ["| | figure | p99 | samples | DSec / it |", "|---|---|---|---|---|"]
     for name, figure in words.rows(report):
         label = words.LABELS.get(name, name)
         if figure is None:

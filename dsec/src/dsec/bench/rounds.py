@@ -33,7 +33,7 @@ async def interleave(
     progress: Progress = silent,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> dict[str, list[float]]:
-    """About `samples` measurements of each, in `rounds` rounds; at least one a round.
+    """`samples` measurements of each, or its share of them but at least one, spread over `rounds` rounds.
 
     The first turn of each is thrown away: it pays for cold caches, which is not what is asked. Before each turn there
     is a pause: the kernel takes namespaces down long after their processes have ended, and the next one must not pay
@@ -44,11 +44,18 @@ async def interleave(
     for number in range(rounds + 1):
         for name, contestant in contestants.items():
             progress(done, total, name)
-            await pause(SETTLE_S)
-            count = max(1, round(samples * contestant.share / rounds))
-            values = await contestant.turn(1 if number == 0 else count)
-            if number > 0:
-                measured[name].extend(values)
+            count = 1 if number == 0 else _due(samples * contestant.share, number, rounds)
+            if count:
+                await pause(SETTLE_S)
+                values = await contestant.turn(count)
+                if number > 0:
+                    measured[name].extend(values)
             done += 1
     progress(total, total, "")
     return measured
+
+
+def _due(samples: float, number: int, rounds: int) -> int:
+    """How many of them fall into this round (1 is the first), so that all rounds together have them all."""
+    whole = max(1, round(samples))
+    return whole * number // rounds - whole * (number - 1) // rounds

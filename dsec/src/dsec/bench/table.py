@@ -20,7 +20,7 @@ def render(report: Report) -> Table:
         caption_justify="left",
     )
     table.add_column("")
-    for heading in ("median", "p99", "samples", "DSec / it", "target"):
+    for heading in ("figure", "p99", "samples", "DSec / it", "target"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for name, figure in words.rows(report):
