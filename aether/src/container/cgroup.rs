@@ -141,14 +141,23 @@ fn join_all(plan: &Plan) -> Result<Joined, KernelError> {
     })
 }
 
-/// Let the keeper make leaves in the memory cgroup. On v2 it must also be able to move its children between them,
-/// which needs `cgroup.procs` of the directory above.
+/// Let the keeper make leaves in the memory cgroup, and use those that an earlier sandbox's keeper has left (v1). On v2
+/// it must also be able to move its children between them, which needs `cgroup.procs` of the directory above.
 fn delegate(path: &str, plan: &Plan) -> Result<OwnedFd, KernelError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat(CWD, path, flags, Mode::empty()).on("open", path)?;
     let keeper = (Some(Uid::from_raw(plan.keeper)), Some(Gid::from_raw(plan.keeper)));
     rustix::fs::fchown(&directory, keeper.0, keeper.1).on("change the owner of", path)?;
-    if plan.cgroup_version == 2 {
+    if plan.cgroup_version == 1 {
+        for leaf in 0.. {
+            let door = format!("c{leaf}/cgroup.procs");
+            match rustix::fs::chownat(&directory, &door, keeper.0, keeper.1, AtFlags::empty()) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => break,
+                Err(errno) => return Err(errno).on("change the owner of", format!("{path}/{door}")),
+            }
+        }
+    } else {
         for file in ["cgroup.procs", "cgroup.subtree_control"] {
             rustix::fs::chownat(&directory, file, keeper.0, keeper.1, AtFlags::empty())
                 .on("change the owner of", format!("{path}/{file}"))?;

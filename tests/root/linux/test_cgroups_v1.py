@@ -107,7 +107,19 @@ def test_forks_over_the_limit_are_refused_and_counted(pool: CgroupPool) -> None:
     assert pool.release(group)
 
 
-def test_leaves_are_removed_and_a_busy_group_is_set_aside(pool: CgroupPool) -> None:
+def test_the_first_leaves_stay_since_a_removed_one_lingers(pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits(memory_bytes=64 << 20))
+    for leaf in ("c0", "c0/below", "c3", "c4", "other"):
+        os.mkdir(f"{group.memory}/{leaf}")
+    assert pool.release(group)
+    again = pool.acquire(CgroupLimits(memory_bytes=32 << 20))
+    assert again.memory == group.memory
+    kept = [name for name in ("c0", "c0/below", "c3", "c4", "other") if os.path.isdir(f"{again.memory}/{name}")]
+    assert kept == ["c0", "c3"]
+    assert pool.release(again)
+
+
+def test_a_busy_group_is_set_aside_and_goes_with_its_leaves(pool: CgroupPool) -> None:
     group = pool.acquire(CgroupLimits(memory_bytes=64 << 20))
     assert group.memory is not None
     os.mkdir(f"{group.memory}/c0")

@@ -7,9 +7,10 @@ memory one. On v2 a directory that hands controllers down to its leaves may hold
 down: PID 1 can join it, and then does with it what it likes.
 
 Directories are used again, because making them is the most expensive part and because on v1 a removed memory group
-lingers while pages are charged to it. What always holds: an idle directory is empty, has its counters reset, and
-its last limits are known, so that taking it writes only what differs; a directory whose processes do not go away is
-set aside and looked at again, never handed out; after a crash `adopt` takes over what runs and `sweep` the rest.
+lingers while pages are charged to it; for the same reason the first leaves of commands stay on v1. What always holds:
+an idle directory is empty, has its counters reset, and its last limits are known, so that taking it writes only what
+differs; a directory whose processes do not go away is set aside and looked at again, never handed out; after a crash
+`adopt` takes over what runs and `sweep` the rest.
 """
 
 from .group import Cgroup, CgroupLimits

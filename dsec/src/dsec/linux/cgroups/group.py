@@ -147,11 +147,18 @@ class Cgroup:
                 finally:
                     os.close(pidfd)
 
-    def clear_leaves(self) -> bool:
-        """Remove the leaves; False when processes are left anywhere in the group."""
+    def vacate(self, keep: frozenset[str] = frozenset()) -> bool:
+        """Remove the leaves; False when processes are left anywhere in the group.
+
+        `keep` names leaves that stay on v1, empty: removed, each would linger in the kernel as long as a page that its
+        commands read is charged to it. On v2 all must go, since an idle directory hands no controller down.
+        """
         for path, version, _ in self.places:
             for leaf in _leaves(path):
-                if not _rmdir(leaf):
+                if version == 1 and os.path.dirname(leaf) == path and os.path.basename(leaf) in keep:
+                    if _pids(leaf):
+                        return False
+                elif not _rmdir(leaf):
                     return False
             if _pids(path):
                 return False
@@ -161,7 +168,7 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Remove the directories; False when processes keep one of them."""
-        if not self.clear_leaves():
+        if not self.vacate():
             return False
         return all(_rmdir(path) for path in self.paths)
 

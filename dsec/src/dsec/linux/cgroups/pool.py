@@ -21,6 +21,8 @@ _LOOKED_AT_A_CALL = 4
 """Set-aside groups that one `acquire` or `release` looks at again; keeps a call's cost bounded."""
 _ONLY_THIS_GROUP = (errno.EBUSY, errno.ENOENT, errno.ENODEV)
 """Pages of the last user above the new limit, or directories that somebody removed: another group will do."""
+KEPT_LEAVES = frozenset(f"c{number}" for number in range(4))
+"""Leaves that stay for the next sandbox's commands (v1): as many as most sandboxes ever run at once."""
 MAX_IDLE = 256
 """Directories kept for re-use; more are removed when they come back."""
 
@@ -140,7 +142,7 @@ class CgroupPool:
 
     def _recycle(self, group: Cgroup) -> bool:
         try:
-            if not group.clear_leaves():
+            if not group.vacate(KEPT_LEAVES):
                 self._set_aside(group)
                 return False
             if len(self._idle) >= self._max_idle:
