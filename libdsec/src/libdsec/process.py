@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from signal import SIGKILL
 from types import TracebackType
 from typing import Literal, Self
 
@@ -97,8 +96,8 @@ class Process:
         self._exchange.event(encode_event(SignalRequest(int(number), tree)))
 
     def kill(self) -> None:
-        """Kill it and all it started. `wait` then tells so."""
-        self.signal(SIGKILL, tree=True)
+        """Kill it and all it started, however fast that forks. `wait` then says `canceled`."""
+        self._exchange.cancel()
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell the command's terminal its new size."""

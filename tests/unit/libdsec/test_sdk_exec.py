@@ -186,6 +186,23 @@ def test_streams_both_ways(with_fake):
     with_fake(use)
 
 
+def test_kill_is_answered(with_fake):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        @server.answers("exec")
+        async def _(call: FakeCall) -> ExecAnswer:
+            await call.send(STDOUT, b"before")
+            await call.canceled.wait()
+            return ExecAnswer("canceled")
+
+        process = await sandbox_of(client).exec_stream(["sleep", "9"])
+        process.kill()
+        assert (await process.wait()).ended == "canceled"
+        assert await process.stdout.read() == b"before"
+        process.kill()
+
+    with_fake(use)
+
+
 def test_output_merges_both_streams_and_raises_at_the_end(with_fake):
     async def use(server: FakeServer, client: DSecClient) -> None:
         @server.answers("exec")

@@ -120,6 +120,11 @@ class Streaming(Exchange):
         if not self.ended:
             self.connection.send(encode(Kind.EVENT, self.number, payload))
 
+    def cancel(self) -> None:
+        """Ask the server to end the call; it still answers, and with all that came before."""
+        if not self.ended:
+            self.connection.send(encode(Kind.CANCEL, self.number))
+
     def abandon(self, error: Exception) -> None:
         """Nobody wants the call any more; whoever still waits for it gets `error`."""
         if not self.ended:
