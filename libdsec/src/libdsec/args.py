@@ -56,17 +56,14 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
         parse_ref(self.container_image)
         for reference in (*((self.workspace,) if self.workspace is not None else ()), *self.toolkits):
             parse_ref(reference)
-        requests = Requests()
+        limits = self._limits()
         return _checked(
             SandboxSpec(
                 image=self.container_image,
                 workspace=self.workspace,
                 toolkits=tuple(self.toolkits),
-                limits=self._limits(),
-                requests=Requests(
-                    _bytes("memory_request_mb", self.memory_request_mb) or requests.memory_bytes,
-                    _positive("pids_request", self.pids_request) or requests.pids,
-                ),
+                limits=limits,
+                requests=self._requests(limits),
                 env=dict(self.env),
                 cwd=self.cwd,
                 user=None if self.init_user is None else str(self.init_user),
@@ -86,6 +83,15 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
             pids=_positive("pids_limit", self.pids_limit),
             disk_bytes=_bytes("disk_limit_mb", self.disk_limit_mb),
             disk_inodes=_positive("disk_inodes_limit", self.disk_inodes_limit),
+        )
+
+    def _requests(self, limits: Limits) -> Requests:
+        """What was not said is the vocabulary's default, but never more than the limit."""
+        default = Requests()
+        return Requests(
+            _bytes("memory_request_mb", self.memory_request_mb)
+            or min(default.memory_bytes, limits.memory_bytes or default.memory_bytes),
+            _positive("pids_request", self.pids_request) or min(default.pids, limits.pids or default.pids),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from ._timeouts import checked_timeout
 from ._transport.channel import Channel
 from ._transport.endpoint import Endpoint, UnixEndpoint, run_directory, socket_path
 from ._transport.local_server import LocalEndpoint
@@ -184,6 +185,7 @@ class DSecClient:
         await self._channel.call("server.shutdown", Empty())
 
     async def _create(self, spec: SandboxSpec, timeout: float) -> Sandbox:
+        checked_timeout(timeout)
         request = CreateRequest(spec, new_token(), timeout)
         info: SandboxInfo = await self._channel.call(
             "sandbox.create", request, timeout=timeout + _CREATE_GRACE_S, repeatable=True

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from ._results import collected_result
+from ._timeouts import answer_timeout, checked_timeout
 from ._transport.channel import Channel
 from .files import Files
 from .process import Process
@@ -15,7 +16,7 @@ from .protocol.errors import DSecError, InvalidArgumentError
 from .protocol.exec import ExecRequest, ExecResult, OutputLimit
 from .protocol.frames import STDERR, STDOUT
 from .protocol.spec import SandboxInfo
-from .session import ANSWER_GRACE_S, Session
+from .session import Session
 
 NO_ENV: Mapping[str, str] = {}
 _LIMIT = OutputLimit()
@@ -76,7 +77,7 @@ class Sandbox:
             env if type(env) is dict else dict(env),
             cwd,
             None if user is None else str(user),
-            timeout,
+            checked_timeout(timeout),
             stdin is not None,
             False,
             limit,
@@ -84,7 +85,7 @@ class Sandbox:
         answer = await self._channel.collect(
             "exec",
             request,
-            timeout=None if timeout is None else timeout + ANSWER_GRACE_S,
+            timeout=answer_timeout(timeout),
             stdin=stdin,
             bound=limit.head + limit.tail,
         )
@@ -113,7 +114,7 @@ class Sandbox:
             dict(env),
             cwd,
             None if user is None else str(user),
-            timeout,
+            checked_timeout(timeout),
             stdin or pty,
             True,
             _LIMIT,

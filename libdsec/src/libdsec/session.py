@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from ._results import collected_result
+from ._timeouts import answer_timeout, checked_timeout
 from ._transport.channel import Channel
 from .protocol.errors import DSecError, SessionClosedError, SessionNotFoundError
 from .protocol.exec import (
@@ -18,9 +19,6 @@ from .protocol.exec import (
     SessionOpenRequest,
     SessionRunRequest,
 )
-
-ANSWER_GRACE_S = 30.0
-"""How much longer than a command's own timeout its answer is waited for: the node kills it and collects its output."""
 
 
 class Session:
@@ -65,11 +63,11 @@ class Session:
         if self._info is None or self._ended:
             raise SessionClosedError("cannot run a command: this session is not open")
         limit = limit or OutputLimit()
-        request = SessionRunRequest(self._sandbox, self._info.session, command, timeout, limit)
+        request = SessionRunRequest(self._sandbox, self._info.session, command, checked_timeout(timeout), limit)
         answer = await self._channel.collect(
             "session.run",
             request,
-            timeout=None if timeout is None else timeout + ANSWER_GRACE_S,
+            timeout=answer_timeout(timeout),
             bound=limit.head + limit.tail,
         )
         value: ExecAnswer = answer.value

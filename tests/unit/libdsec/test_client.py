@@ -61,6 +61,8 @@ def test_every_option_goes_out_as_it_was_given():
         labels={"task": "7"},
     )
     assert DSecContainerRunArgs(container_image="a:b").to_spec() == SandboxSpec("a:b")
+    small = DSecContainerRunArgs(container_image="a:b", memory_limit_mb=8, pids_limit=2).to_spec()
+    assert small.requests == Requests(8 * MIB, 2)  # never more than the limit
 
 
 def test_an_unknown_option_is_refused():
@@ -124,6 +126,23 @@ def test_a_server_that_keeps_dying_is_not_asked_for_ever(with_fake):
         with pytest.raises(OutcomeUnknownError):
             await client.run_container(DSecContainerRunArgs(container_image="debian:12"))
         assert len(server.calls) == 3
+
+    with_fake(use)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_timeouts_that_are_none(with_fake, timeout):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        sandbox = client.sandbox("s" * 24)
+        for call in (
+            sandbox.run(["true"], timeout=timeout),
+            sandbox.run_shell("true", timeout=timeout),
+            sandbox.exec_stream(["true"], timeout=timeout),
+            client.run_container(DSecContainerRunArgs(container_image="a:b"), timeout=timeout),
+        ):
+            with pytest.raises(InvalidArgumentError, match="above 0"):
+                await call
+        assert server.calls == []
 
     with_fake(use)
 
