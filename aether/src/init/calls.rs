@@ -80,7 +80,7 @@ impl EventLoop {
     fn meet(&mut self, hello: &Hello) -> Result<(), ChannelError> {
         if self.world.edge.meet(hello)? {
             self.commands.values_mut().for_each(Command::reset_windows);
-            self.files.values_mut().for_each(FileCall::reset_window);
+            self.files.values_mut().for_each(FileCall::reset_windows);
         }
         Ok(())
     }

@@ -151,6 +151,7 @@ impl Command {
 
     pub fn reset_windows(&mut self) {
         self.outputs.iter_mut().for_each(Output::reset_window);
+        self.input.iter_mut().for_each(Input::reset_window);
     }
 
     /// The child's report socket has something: the terminal's master, or why there is none.

@@ -142,8 +142,9 @@ impl EventLoop {
         }
         self.commands.iter().for_each(|(call, command)| wanted.add_command(*call, command, edge));
         for (call, file) in &self.files {
-            let (channel, flags) = file.wanted(edge.has_room());
-            wanted.add(Token::File(*call), channel, flags);
+            if let Some((channel, flags)) = file.wanted(edge.has_room()) {
+                wanted.add(Token::File(*call), channel, flags);
+            }
         }
         self.sessions.iter().for_each(|(id, session)| wanted.add_session(*id, session, now));
         wanted
@@ -253,7 +254,7 @@ impl EventLoop {
                 command.answer(&mut self.world, now)?;
             }
         }
-        if self.commands.is_empty() && self.files.is_empty() {
+        if self.commands.is_empty() && self.files.is_empty() && !self.world.edge.wants_write() {
             self.world.rest();
         }
         Ok(())

@@ -40,9 +40,10 @@ impl Allowance {
         if self.consumed < GRANT {
             return None;
         }
-        let grant = std::mem::take(&mut self.consumed);
+        // what a predecessor of the edge has sent is no credit of its successor's
+        let grant = std::mem::take(&mut self.consumed).min(WINDOW - self.left);
         self.left += grant;
-        Some(grant as u32)
+        Some(grant as u32).filter(|grant| *grant > 0)
     }
 }
 
@@ -60,6 +61,11 @@ impl Input {
     pub fn new(target: Option<OwnedFd>, terminal: bool) -> Self {
         let (queue, allowance) = (VecDeque::new(), Allowance::new());
         Self { awaits_target: target.is_none(), target, terminal, queue, allowance, ended: false }
+    }
+
+    /// A new edge speaks from here on: its window is fresh.
+    pub fn reset_window(&mut self) {
+        self.allowance = Allowance::new();
     }
 
     pub fn attach(&mut self, target: OwnedFd) {
@@ -116,5 +122,28 @@ impl Input {
             Some(grant) => edge.send(&Frame::credit(call, STDIN, grant)),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_is_granted_in_large_steps_and_never_exceeded() {
+        let mut allowance = Allowance::new();
+        assert!(allowance.receive(WINDOW).is_ok());
+        assert!(allowance.receive(1).is_err());
+        assert_eq!(allowance.consume(GRANT - 1), None);
+        assert_eq!(allowance.consume(1), Some(GRANT as u32));
+        assert!(allowance.receive(GRANT).is_ok());
+        assert!(allowance.receive(1).is_err());
+    }
+
+    #[test]
+    fn a_fresh_window_is_not_widened_by_older_input() {
+        let mut allowance = Allowance::new();
+        assert_eq!(allowance.consume(WINDOW), None);
+        assert!(allowance.receive(WINDOW + 1).is_err());
     }
 }

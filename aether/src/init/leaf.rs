@@ -17,7 +17,7 @@ use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 use super::tree;
 
 /// Leaves at most; more are in use only if as many commands have left processes behind.
-const LIMIT: usize = 512;
+const LIMIT: usize = 160;
 
 struct Leaf {
     directory: OwnedFd,

@@ -214,3 +214,26 @@ impl Output {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collected(head: u64, tail: u64, pieces: &[&[u8]]) -> (Vec<u8>, OutputInfo) {
+        let mut collector = Collector::new(OutputLimit { head, tail });
+        pieces.iter().for_each(|piece| collector.push(piece));
+        let info = collector.info();
+        (collector.frames(1, 2).into_iter().flat_map(|frame| frame.payload).collect(), info)
+    }
+
+    #[test]
+    fn the_first_and_the_last_are_kept_however_they_come() {
+        for pieces in [&[&b"0123456789"[..]][..], &[b"012", b"3456", b"789"], &[b"0", b"12345678", b"9"]] {
+            let (kept, info) = collected(3, 4, pieces);
+            assert_eq!((kept.as_slice(), info.total, info.head, info.tail), (&b"0126789"[..], 10, 3, 4));
+        }
+        assert_eq!(collected(0, 0, &[b"abc"]).0, b"");
+        assert_eq!(collected(0, 2, &[b"abc", b"d"]).0, b"cd");
+        assert_eq!(collected(5, 5, &[b"abc"]).0, b"abc");
+    }
+}

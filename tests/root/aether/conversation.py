@@ -74,7 +74,9 @@ class Conversation:
         return call
 
     def send(self, kind: Kind, call: int, payload: bytes = b"", stream: int = 0, flags: int = 0) -> None:
-        packet = frames.encode(kind, call, payload, stream, flags)
+        self.post(frames.encode(kind, call, payload, stream, flags))
+
+    def post(self, packet: bytes) -> None:
         while True:
             try:
                 return self.box.peer.send(packet)
@@ -88,7 +90,7 @@ class Conversation:
         self.send(Kind.CANCEL, call.number)
 
     def grant(self, call: Call, stream: int, amount: int) -> None:
-        self.box.peer.send(frames.encode_credit(call.number, stream, amount))
+        self.post(frames.encode_credit(call.number, stream, amount))
 
     def feed(self, call: Call, data: bytes, end: bool = True) -> None:
         """Send stdin as far as the receiver takes it."""

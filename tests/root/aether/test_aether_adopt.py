@@ -26,7 +26,7 @@ def talk(server: ForkServer) -> Conversation:
 
 def adopt(talk: Conversation, epoch: str = "2") -> Conversation:
     """The channel as a new edge has it."""
-    talk.box.peer.send(hello(epoch))
+    talk.post(hello(epoch))
     successor = Conversation(talk.box, first=5000)
     while not successor.hellos:
         successor.take()
@@ -77,6 +77,23 @@ def test_a_stream_goes_on_with_a_fresh_window(talk: Conversation) -> None:
     again = successor.calls.setdefault(call.number, type(call)(call.number))
     successor.finish(again)
     assert len(again.stdout) == 2_000_000 - WINDOW
+
+
+def test_input_goes_on_with_a_fresh_window(talk: Conversation) -> None:
+    talk.exec("mkfifo /tmp/gate")
+    call = talk.start_exec("read go </tmp/gate; wc -c", stdin=True)
+    writing = talk.start_file("write", "/tmp/written")
+    for each in (call, writing):
+        talk.feed(each, b"x" * 200_000, end=False)
+    successor = adopt(talk)
+    for each in (call, writing):
+        again = successor.calls.setdefault(each.number, type(each)(each.number))
+        successor.feed(again, b"y" * 100_000, end=False)
+    assert successor.exec("test -p /tmp/gate && echo go >/tmp/gate").how() == ("exited", 0, None)
+    for each in (call, writing):
+        successor.feed(successor.calls[each.number], b"z" * 1_000_000)
+    assert successor.finish(successor.calls[call.number]).stdout.strip() == b"1300000"
+    assert successor.finish(successor.calls[writing.number]).answer["size"] == 1_300_000
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_is_unknown(talk: Conversation) -> None:

@@ -86,11 +86,12 @@ impl FileCall {
         self.flow == Flow::Endless
     }
 
-    pub fn wanted(&self, has_room: bool) -> (BorrowedFd<'_>, PollFlags) {
+    /// What to poll for, if anything: an end would be told even to who asks for nothing, again and again.
+    pub fn wanted(&self, has_room: bool) -> Option<(BorrowedFd<'_>, PollFlags)> {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, has_room);
         flags.set(PollFlags::OUT, !self.queue.is_empty());
-        (self.channel.as_fd(), flags)
+        (!flags.is_empty()).then(|| (self.channel.as_fd(), flags))
     }
 
     /// A frame of this call from the edge.
@@ -115,8 +116,9 @@ impl FileCall {
         Ok(())
     }
 
-    /// A new edge reads from here on: its window is fresh.
-    pub fn reset_window(&mut self) {
+    /// A new edge speaks from here on: both windows are fresh.
+    pub fn reset_windows(&mut self) {
+        self.allowed = WINDOW;
         if let Some(missing) = (WINDOW as u64).checked_sub(self.credit).filter(|missing| *missing > 0) {
             self.credit += missing;
             self.queue.push_back(Frame::credit(self.call, STDOUT, missing as u32));
@@ -155,7 +157,7 @@ impl FileCall {
         let size = frame.payload.len();
         let allowed = match frame.kind {
             Kind::Data => frame.stream == STDOUT && size <= DATA_CHUNK.max(WINDOW) && size as u64 <= self.credit,
-            Kind::Credit => frame.stream == STDIN && frame.credit_amount()? as usize <= WINDOW - self.allowed,
+            Kind::Credit => frame.stream == STDIN,
             Kind::Result | Kind::Error => true,
             _ => false,
         };
@@ -169,8 +171,13 @@ impl FileCall {
                 world.edge.send(frame)
             }
             Kind::Credit => {
-                self.allowed += frame.credit_amount()? as usize;
-                world.edge.send(frame)
+                // what a predecessor of the edge has sent is no credit of its successor's
+                let amount = (frame.credit_amount()? as usize).min(WINDOW - self.allowed);
+                self.allowed += amount;
+                match amount {
+                    0 => Ok(()),
+                    _ => world.edge.send(&Frame::credit(self.call, STDIN, amount as u32)),
+                }
             }
             _ => {
                 self.answered = true;
