@@ -227,22 +227,21 @@ def test_lists_logs_stop(client: DSecClient, create):
 
 def test_images(client: DSecClient, image: str, create, tmp_path):
     assert image in [info.ref for info in client.images()]
-    assert client.verify_image(image).kind == "base"
+    assert client.image(image).kind == "base"
     (tmp_path / "w").mkdir()
     (tmp_path / "w/hello").write_text("from the workspace")
-    seen = []
-    client.build_image("test/sdk:v1", f"dir:{tmp_path}", kind="workspace", progress=seen.append)
+    seen, ref = [], f"test/sdk:{new_token()}"
+    client.build_image(ref, f"dir:{tmp_path}", kind="workspace", progress=seen.append)
     try:
         assert "publish" in [news.stage for news in seen]
-        sandbox = create(workspace="test/sdk:v1")
-        assert sandbox.files.read_text("/w/hello") == "from the workspace"
-        with pytest.raises(ConflictError):
-            client.remove_image("test/sdk:v1")
-        sandbox.stop()
+        with create(workspace=ref) as sandbox:
+            assert sandbox.files.read_text("/w/hello") == "from the workspace"
+            with pytest.raises(ConflictError):
+                client.remove_image(ref)
     finally:
-        client.remove_image("test/sdk:v1")
+        client.remove_image(ref)
     with pytest.raises(ImageNotFoundError):
-        client.image("test/sdk:v1")
+        client.image(ref)
 
 
 def test_output_is_bounded_where_asked(sandbox: Sandbox):
