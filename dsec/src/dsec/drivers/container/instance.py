@@ -132,7 +132,9 @@ class ContainerInstance:
                 self.channel.end(error)
             await self._kill()
             await self._taken.give_back()
-        except (DSecError, OSError) as failure:
+        except Exception as failure:
+            # of whatever kind: those who join must not wait for ever
+            _log.error("sandbox not given back", sandbox=self.id, exc_info=failure)
             problem = InternalError(f"cannot give back all of sandbox {self.id}: {failure}", sandbox=self.id)
             self._destroyed.set_exception(problem)
             self._destroyed.exception()  # seen here; those who join get it again

@@ -75,8 +75,12 @@ class Taken:
             except OSError as error:
                 failures.append(error)
         cgroup, self.cgroup = self.cgroup, None
-        if cgroup is not None and not self._cgroups.release(cgroup):
-            _log.warning("control group is still busy and was set aside", cgroup=cgroup.name)
+        if cgroup is not None:
+            try:
+                if not self._cgroups.release(cgroup):
+                    _log.warning("control group is still busy and was set aside", cgroup=cgroup.name)
+            except OSError as error:
+                failures.append(error)
         held, self._held = self._held, []
         for digest in reversed(held):
             try:  # whatever one layer says, the others are released too
