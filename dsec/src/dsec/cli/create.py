@@ -40,6 +40,7 @@ _TIMEOUT_S = 60.0
 
 @app.command()
 def create(
+    context: typer.Context,
     image: ImageOption = None,
     workspace: WorkspaceOption = None,
     toolkit: ToolkitOption = None,
@@ -72,24 +73,7 @@ def create(
     """
 
     async def work(client: DSecClient) -> None:
-        args = container_args(
-            await image_or_only(client, image),
-            env,
-            label,
-            workspace=workspace,
-            toolkits=toolkit,
-            memory_limit_mb=memory,
-            cpu_cores_limit=cpus,
-            pids_limit=pids,
-            disk_limit_mb=disk,
-            disk_inodes_limit=disk_inodes,
-            ttl_running_stop=ttl,
-            deadline=deadline,
-            init_user=user,
-            cwd=cwd,
-            hostname=hostname,
-            nested_user_namespaces=nested_user_namespaces,
-        )
+        args = container_args(await image_or_only(client, image), context.params)
         async with waiting("creating the sandbox"):
             sandbox = await client.run_container(args, timeout=timeout or _TIMEOUT_S)
         if json:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -82,6 +82,24 @@ InteractiveOption = Annotated[bool, typer.Option("--interactive", "-i", help="Pa
 TtyOption = Annotated[bool, typer.Option("--tty", "-t", help="Give the command a terminal.")]
 
 
+_ARGUMENTS = {
+    "workspace": "workspace",
+    "toolkit": "toolkits",
+    "memory": "memory_limit_mb",
+    "cpus": "cpu_cores_limit",
+    "pids": "pids_limit",
+    "disk": "disk_limit_mb",
+    "disk_inodes": "disk_inodes_limit",
+    "ttl": "ttl_running_stop",
+    "deadline": "deadline",
+    "user": "init_user",
+    "cwd": "cwd",
+    "hostname": "hostname",
+    "nested_user_namespaces": "nested_user_namespaces",
+}
+"""Of `dsec run` and `create`: option → argument of the SDK."""
+
+
 def pairs(option: str, values: Sequence[str] | None) -> dict[str, str]:
     """`NAME=VALUE` … → a map."""
     found = {}
@@ -122,12 +140,8 @@ async def find_sandbox(client: DSecClient, text: str) -> Sandbox:
     return client.sandbox(found[0])
 
 
-def container_args(image: str, env: list[str] | None, label: list[str] | None, **given: object) -> DSecContainerRunArgs:
-    """The SDK's arguments from a command's options."""
-    options = {name: value for name, value in given.items() if value is not None}
-    return DSecContainerRunArgs(
-        container_image=image,
-        env=pairs("--env", env),
-        labels=pairs("--label", label),
-        **options,  # type: ignore[arg-type]
-    )
+def container_args(image: str, options: Mapping[str, Any]) -> DSecContainerRunArgs:
+    """The SDK's arguments from a command's options, by name as its context has them."""
+    given = {argument: options[name] for name, argument in _ARGUMENTS.items() if options[name] not in (None, [], ())}
+    env, labels = pairs("--env", options["env"]), pairs("--label", options["label"])
+    return DSecContainerRunArgs(container_image=image, env=env, labels=labels, **given)

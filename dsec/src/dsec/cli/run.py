@@ -45,6 +45,7 @@ _ORPHAN_S = 60.0
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
+    context: typer.Context,
     command: CommandArgument,
     image: ImageOption = None,
     workspace: WorkspaceOption = None,
@@ -80,24 +81,8 @@ def run(
     """
 
     async def work(client: DSecClient) -> int:
-        args = container_args(
-            await image_or_only(client, image),
-            env,
-            label,
-            workspace=workspace,
-            toolkits=toolkit,
-            memory_limit_mb=memory,
-            cpu_cores_limit=cpus,
-            pids_limit=pids,
-            disk_limit_mb=disk,
-            disk_inodes_limit=disk_inodes,
-            ttl_running_stop=ttl if ttl is not None or not rm else _ORPHAN_S,
-            deadline=deadline,
-            init_user=user,
-            cwd=cwd,
-            hostname=hostname,
-            nested_user_namespaces=nested_user_namespaces,
-        )
+        ttl_s = ttl if ttl is not None or not rm else _ORPHAN_S
+        args = container_args(await image_or_only(client, image), {**context.params, "ttl": ttl_s})
         async with waiting("creating the sandbox"):
             sandbox = await client.run_container(args)
         if not rm:
