@@ -16,7 +16,12 @@ pub enum When {
         argument: u32,
         bits: u32,
     },
-    /// The argument (its low 32 bits, which is all of an `int`) is none of these values.
+    /// The argument (its low 32 bits, which is all of an `int`) is this value.
+    Equals {
+        argument: u32,
+        value: u32,
+    },
+    /// The argument (its low 32 bits) is none of these values.
     NoneOf {
         argument: u32,
         values: &'static [u32],
@@ -196,6 +201,7 @@ impl Answer {
         let mut code = match when {
             When::Always => vec![],
             When::AnyBit { argument, bits } => vec![load_argument(argument), instruction(JUMP_ANY_BIT, bits, 0, 1)],
+            When::Equals { argument, value } => vec![load_argument(argument), instruction(JUMP_EQUAL, value, 0, 1)],
             When::NoneOf { argument, values } => {
                 let over_the_rest = |index: usize| (values.len() - index) as u8;
                 let test = |(index, value): (usize, &u32)| instruction(JUMP_EQUAL, *value, over_the_rest(index), 0);
@@ -276,6 +282,8 @@ mod tests {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
         let refusals = vec![Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
+        let refusals =
+            [refusals, vec![Refusal { number: 4, when: When::Equals { argument: 2, value: 7 }, errno: 3 }]].concat();
         let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]).unwrap();
         let answer = |number, arguments| evaluate(&program, 7, number, arguments);
         assert_eq!(answer(1, [0x20, 0, 0, 0, 0, 0]), verdict::ERRNO | 1);
@@ -284,5 +292,7 @@ mod tests {
         assert_eq!(answer(2, [0, 5, 0, 0, 0, 0]), verdict::ALLOW);
         assert_eq!(answer(2, [0, 6, 0, 0, 0, 0]), verdict::ERRNO | 2);
         assert_eq!(answer(3, [0x20, 6, 0, 0, 0, 0]), verdict::ALLOW);
+        assert_eq!(answer(4, [0, 0, 7, 0, 0, 0]), verdict::ERRNO | 3);
+        assert_eq!(answer(4, [7, 7, 8, 7, 7, 7]), verdict::ALLOW);
     }
 }

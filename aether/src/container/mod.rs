@@ -8,7 +8,7 @@
 //! 1. `cgroup`          join, so that everything from here on is charged to the sandbox
 //! 2. `rootfs`          copy the held layers while still in the mount namespace in which they are held
 //! 3. `namespaces`      leave the host's
-//! 4. `network`         loopback
+//! 4. `network`, `ipc`  loopback; bounds of what outlives processes
 //! 5. `user_namespace`  make the one that commands enter, owned by the keeper
 //! 6. `rootfs`          overlay over idmapped copies, with what `mounts` and `limits` show inside
 //! 7. `rootfs`          pivot: the host's tree is gone
@@ -23,6 +23,7 @@ mod bpf;
 pub mod cgroup;
 pub mod detached;
 mod inside;
+mod ipc;
 pub mod limits;
 mod mounts;
 mod namespaces;
@@ -90,6 +91,7 @@ fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) 
     cgroup::settle(plan, &cgroups)?;
     let proc = mounts::make_proc()?;
     network::configure(plan, &proc)?;
+    ipc::bound(plan, &proc)?;
     let (user_namespace, holder) = user_namespace::make(plan, &proc)?;
     rootfs::map_layers(&copies, &user_namespace)?;
     let scratch = rootfs::mount_scratch(plan)?;

@@ -25,7 +25,8 @@ pub fn configure(plan: &Plan, proc: &OwnedFd) -> Result<(), Failure> {
     configure().during(Stage::Network)
 }
 
-fn write_setting(proc: &OwnedFd, path: &str, value: &str) -> Result<(), KernelError> {
+/// Write to a file of /proc.
+pub fn write_setting(proc: &OwnedFd, path: &str, value: &str) -> Result<(), KernelError> {
     let target = || format!("/proc/{path}");
     let file = openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).on("open", target())?;
     rustix::io::write(&file, value.as_bytes()).on("write to", target())?;

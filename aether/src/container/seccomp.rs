@@ -64,6 +64,8 @@ const CONFINED_FAMILIES: When = When::NoneOf {
     ],
 };
 
+const SET_LINE_DISCIPLINE: When = When::Equals { argument: 1, value: libc::TIOCSETD as u32 };
+
 const SYS_OPEN_TREE_ATTR: i64 = 467;
 
 const RULES: &[Rule] = &[
@@ -115,6 +117,9 @@ const RULES: &[Rule] = &[
     Rule::never(libc::SYS_quotactl_fd, 443),
     // sockets beyond the network namespace; 32-bit programs also have a call whose arguments lie in memory
     Rule::never(libc::SYS_socket, 359).when(CONFINED_FAMILIES).answering(libc::EAFNOSUPPORT),
+    Rule::never(libc::SYS_socketpair, 360).when(CONFINED_FAMILIES).answering(libc::EAFNOSUPPORT),
+    // line disciplines: drivers of serial protocols, loaded by number, for whoever has a terminal
+    Rule::never(libc::SYS_ioctl, 54).when(SET_LINE_DISCIPLINE),
     Rule { native: None, ..Rule::never(0, 102) }.answering(libc::ENOSYS),
 ];
 
@@ -219,6 +224,18 @@ mod tests {
         for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
             assert_eq!(socket(family), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
         }
+        let pair = |family: i32| native(false, libc::SYS_socketpair, first(family as u64));
+        assert_eq!(pair(libc::AF_UNIX), verdict::ALLOW);
+        assert_eq!(pair(libc::AF_TIPC), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
+    }
+
+    #[test]
+    fn terminals_keep_their_line_discipline() {
+        let ioctl = |request: u64| native(false, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
+        assert_eq!(ioctl(libc::TIOCSETD), EPERM);
+        // the kernel looks at the low half only, and so do we
+        assert_eq!(ioctl(1 << 32 | libc::TIOCSETD), EPERM);
+        assert_eq!(ioctl(libc::TIOCGETD), verdict::ALLOW);
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -132,6 +132,11 @@ impl Command {
         Some(&self.report).filter(|_| self.awaits_terminal)
     }
 
+    /// The sandbox has no memory to spare for more of what is collected.
+    pub fn seal_output(&mut self, place: usize) {
+        self.outputs.get_mut(place).into_iter().for_each(Output::seal);
+    }
+
     pub fn read_output(&mut self, place: usize, world: &mut World) -> Result<(), ChannelError> {
         let World { edge, scratch, .. } = world;
         self.outputs.get_mut(place).map_or(Ok(()), |output| output.read(self.call, edge, scratch))

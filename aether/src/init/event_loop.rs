@@ -14,8 +14,10 @@ use rustix::process::{Pid, WaitStatus};
 use super::commands::Command;
 use super::edge::Edge;
 use super::files::FileCall;
+use super::output::Output;
 use super::reaper::Reaper;
 use super::sessions::Session;
+use super::shell::Stream;
 use super::world::World;
 use crate::seqpacket::{ChannelError, Received};
 
@@ -181,6 +183,9 @@ impl EventLoop {
         match token {
             Token::Children => self.reap()?,
             Token::Output(call, place) => {
+                if self.held() >= self.world.may_hold() {
+                    self.commands.entry(call).and_modify(|command| command.seal_output(place));
+                }
                 self.commands.get_mut(&call).map_or(Ok(()), |command| command.read_output(place, &mut self.world))?;
             }
             Token::Input(call) => {
@@ -210,8 +215,19 @@ impl EventLoop {
         Ok(())
     }
 
+    /// Bytes of memory that all collected output takes now.
+    fn held(&self) -> u64 {
+        let commands = self.commands.values().flat_map(Command::outputs).map(Output::held);
+        let sessions = self.sessions.values().flat_map(|session| &session.shell.streams).map(Stream::held);
+        commands.chain(sessions).sum()
+    }
+
     fn serve_shell(&mut self, token: Token, id: u64) -> Result<(), ChannelError> {
+        let full = self.held() >= self.world.may_hold();
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if full {
+            session.shell.streams.iter_mut().for_each(Stream::seal);
+        }
         let now = Instant::now();
         match token {
             Token::ShellOutput(_, place) => session.shell.streams[place].read(&mut self.world.scratch, now),

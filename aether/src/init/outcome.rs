@@ -89,12 +89,29 @@ pub fn not_started(what: &str, failure: Failure) -> ErrorBody {
         "no_such_directory" => "there is no such directory in the sandbox".to_owned(),
         "not_found" => "there is no such program, or what interprets it is missing".to_owned(),
         "not_executable" => "it is not an executable file".to_owned(),
-        _ => describe(errno),
+        _ => exhausted(failure).map_or_else(|| describe(errno), |(_, why)| why.to_owned()),
     };
-    ErrorBody::new("command_not_started", format!("cannot start {what:?}: {why} ({})", stage.name()))
+    let body = ErrorBody::new("command_not_started", format!("cannot start {what:?}: {why} ({})", stage.name()))
         .with("kind", kind)
         .with("errno", errno.raw_os_error())
-        .with("stage", stage.name())
+        .with("stage", stage.name());
+    match exhausted(failure) {
+        Some((resource, _)) => body.with("resource", resource),
+        None => body,
+    }
+}
+
+/// Which bound of the sandbox keeps a process from being made, and what to do.
+fn exhausted(failure: Failure) -> Option<(&'static str, &'static str)> {
+    match (failure.stage, failure.errno) {
+        (Stage::Fork, Errno::AGAIN) => {
+            Some(("pids", "the sandbox has as many processes as its limit allows; wait for some to end, or stop it"))
+        }
+        (Stage::Fork, Errno::NOMEM) => {
+            Some(("memory", "the sandbox's memory is used up; wait for something to end, or stop it"))
+        }
+        _ => None,
+    }
 }
 
 /// What the system says of an error, as part of a sentence.

@@ -63,6 +63,16 @@ impl Collector {
         self.tail.extend(rest);
     }
 
+    /// Bytes held now.
+    pub fn held(&self) -> u64 {
+        (self.head.len() + self.tail.len()) as u64
+    }
+
+    /// Hold no more than now: what is still to come is counted, and of it the last is kept where the tail has room.
+    pub fn seal(&mut self) {
+        self.limit = OutputLimit { head: self.head.len() as u64, tail: self.tail.len() as u64 };
+    }
+
     pub fn info(&self) -> OutputInfo {
         OutputInfo { total: self.total, head: self.head.len() as u64, tail: self.tail.len() as u64 }
     }
@@ -186,6 +196,20 @@ impl Output {
         self.source.take()
     }
 
+    /// Bytes of PID 1's memory in what was collected.
+    pub fn held(&self) -> u64 {
+        match &self.sink {
+            Sink::Collect(collector) => collector.held(),
+            Sink::Stream { .. } => 0,
+        }
+    }
+
+    pub fn seal(&mut self) {
+        if let Sink::Collect(collector) = &mut self.sink {
+            collector.seal();
+        }
+    }
+
     pub fn grant(&mut self, amount: u32) {
         if let Sink::Stream { credit, .. } = &mut self.sink {
             *credit = credit.saturating_add(amount.into());
@@ -235,5 +259,16 @@ mod tests {
         assert_eq!(collected(0, 0, &[b"abc"]).0, b"");
         assert_eq!(collected(0, 2, &[b"abc", b"d"]).0, b"cd");
         assert_eq!(collected(5, 5, &[b"abc"]).0, b"abc");
+    }
+
+    #[test]
+    fn a_sealed_collector_grows_no_more_and_goes_on_counting() {
+        let mut collector = Collector::new(OutputLimit { head: 2, tail: 8 });
+        collector.push(b"abcd");
+        collector.seal();
+        collector.push(b"efgh");
+        let info = collector.info();
+        assert_eq!((collector.held(), info.total, info.head, info.tail), (4, 8, 2, 2));
+        assert_eq!(collector.frames(1, 2)[0].payload, b"abgh");
     }
 }

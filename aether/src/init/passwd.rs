@@ -86,13 +86,14 @@ fn number(text: &[u8]) -> Option<u32> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// A missing file is an empty one; so is one that is not a regular file.
+/// A missing file is an empty one; so is one that is not a regular file, and one that the sandbox has made unreadable
+/// (behind a link into /proc, under a lease): otherwise it could lock out who needs no entry.
 fn read(path: &str) -> Result<Vec<u8>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = match open(path, flags, Mode::empty()) {
         Ok(file) => file,
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+        Err(error @ (Errno::NOMEM | Errno::MFILE | Errno::NFILE)) => return Err(error),
+        Err(_) => return Ok(Vec::new()),
     };
     let status = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
@@ -101,8 +102,10 @@ fn read(path: &str) -> Result<Vec<u8>, Errno> {
     // one byte more than it holds, so that the first read sees its end
     let mut content = Vec::with_capacity((status.st_size as u64).min(LIMIT) as usize + 1);
     while content.len() < content.capacity() {
-        if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut content))? == 0 {
-            break;
+        match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut content)) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(_) => return Ok(Vec::new()),
         }
     }
     Ok(content)

@@ -174,6 +174,15 @@ impl Stream {
         }
     }
 
+    /// Bytes of PID 1's memory in what was collected.
+    pub fn held(&self) -> u64 {
+        self.collector.as_ref().map_or(0, Collector::held)
+    }
+
+    pub fn seal(&mut self) {
+        self.collector.iter_mut().for_each(Collector::seal);
+    }
+
     fn drain(&mut self, scratch: &mut [u8]) {
         let Some(source) = &self.source else { return };
         let mut held = rustix::io::ioctl_fionread(source).unwrap_or(0) as usize;

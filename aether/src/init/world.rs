@@ -29,6 +29,12 @@ pub struct World {
 }
 
 impl World {
+    /// Bytes of collected output to hold at once: PID 1 lives on the sandbox's memory, and an answer is copied twice on
+    /// its way out.
+    pub fn may_hold(&self) -> u64 {
+        self.meminfo.as_ref().map_or(u64::MAX, |meminfo| meminfo.limit_bytes / 8)
+    }
+
     /// Forks the kernel has refused in this sandbox so far.
     pub fn pids_refused(&self) -> u64 {
         self.pids_events.as_ref().map_or(0, |events| read_counter(events.as_fd(), "max"))

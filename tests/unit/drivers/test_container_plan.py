@@ -58,8 +58,8 @@ def test_every_field_of_the_contract_is_there() -> None:
 
 
 def test_shared_memory_is_no_larger_than_memory() -> None:
-    assert plan(order(memory_bytes=16 * MIB))["shm_bytes"] == 16 * MIB
-    assert plan(order(memory_bytes=128 * MIB))["shm_bytes"] == 64 * MIB
+    assert plan(order(memory_bytes=16 * MIB))["shm_bytes"] == 4 * MIB
+    assert plan(order(memory_bytes=512 * MIB))["shm_bytes"] == 64 * MIB
 
 
 @pytest.mark.parametrize(

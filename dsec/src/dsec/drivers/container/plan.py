@@ -35,6 +35,10 @@ COMMAND_OOM_SCORE_ADJ = 500
 """Commands go before anything of the host does."""
 
 
+SHM_SHARE = 4
+"""Of a memory limit, one such part may lie in /dev/shm: no end of a process gives it back, and something must run."""
+
+
 class CgroupPlace(msgspec.Struct, frozen=True):
     """The control group a sandbox got."""
 
@@ -120,7 +124,7 @@ def make_plan(
         hostname=order.hostname,
         cpus=choose_cpus(limits.cpu_cores, allowed_cpus, order.slot.index),
         memory_bytes=memory,
-        shm_bytes=min(shm_bytes, memory) if memory else shm_bytes,
+        shm_bytes=min(shm_bytes, memory // SHM_SHARE) if memory else shm_bytes,
         masked=masked,
         readonly=readonly,
         nested_user_namespaces=order.spec.nested_user_namespaces,
