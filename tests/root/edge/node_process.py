@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ WAIT_S = 30.0
 
 class NodeProcess:
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.state_dir = directory / "state"
         self.run_dir = directory / "run"
         self.run_dir.mkdir()
@@ -103,6 +105,16 @@ class NodeProcess:
             found |= more
         return found
 
+    def namespaces(self) -> dict[str, int]:
+        """How many of each kind our processes are in."""
+        kinds = ("mnt", "net", "pid", "ipc", "uts", "cgroup", "user")
+        found: dict[str, set[str]] = {kind: set() for kind in kinds}
+        for pid in self.processes():
+            for kind in kinds:
+                with contextlib.suppress(OSError):
+                    found[kind].add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+        return {kind: len(names) for kind, names in found.items()}
+
     def cgroups(self) -> int:
         """Directories of ours in every hierarchy, those of sandboxes included."""
         return sum(len(dirs) for root in self._cgroup_roots() for _, dirs, _ in os.walk(root))
@@ -165,22 +177,15 @@ def mounts_naming(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def mount_count() -> dict[str, int]:
-    """Mounts a mount namespace, by the namespace."""
-    counts: dict[str, int] = {}
-    for pid in _pids():
-        try:
-            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
-        except OSError:
-            continue
-        counts[namespace] = len(_read(pid, "mountinfo").splitlines())
-    return counts
-
-
-def cgroup_counts() -> dict[str, int]:
-    """/proc/cgroups: how many groups each v1 controller has, dying ones included."""
-    lines = Path("/proc/cgroups").read_text().splitlines()[1:]
-    return {line.split()[0]: int(line.split()[2]) for line in lines}
+def dying_cgroups() -> dict[str, int]:
+    """Groups of v1 controllers that are removed and not gone: /proc/cgroups counts them, no directory shows them."""
+    dying: dict[str, int] = {}
+    for line in Path("/proc/cgroups").read_text().splitlines()[1:]:
+        name, hierarchy, count, _ = line.split()
+        top = f"/sys/fs/cgroup/{name}"
+        if hierarchy != "0" and os.path.isdir(top):
+            dying[name] = int(count) - 1 - sum(len(dirs) for _, dirs, _ in os.walk(top))
+    return dying
 
 
 def loop_devices() -> int:
