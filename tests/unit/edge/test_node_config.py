@@ -1,0 +1,64 @@
+"""Configuration from environment and options, and the lock of a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsec.config import NodeConfig, find_aether, load
+from dsec.serve.lock import RunLock
+from libdsec.protocol.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedOperationError
+
+
+def test_options_win_over_the_environment_over_the_defaults() -> None:
+    assert load({}) == NodeConfig()
+    config = load({"DSEC_STATE_DIR": "/s", "DSEC_RUN_DIR": "/r", "DSEC_DEFAULT_PIDS": "7"}, run_dir="/x", log_file=None)
+    assert (config.state_dir, config.run_dir, config.default_pids) == ("/s", "/x", 7)
+    assert (config.api_socket, config.fork_server_socket) == ("/x/api.sock", "/x/fork-server.sock")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nonsense": 1},
+        {"state_dir": "relative"},
+        {"id_base": 1},
+        {"id_base": 2**32 - 65_536},
+        {"id_ranges": 0},
+        {"default_pids": "many"},
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        load({}, **options)
+
+
+def test_the_binary_is_named_or_found(tmp_path: Path) -> None:
+    binary = tmp_path / "aether"
+    with pytest.raises(UnsupportedOperationError, match="DSEC_AETHER"):
+        find_aether(NodeConfig(aether=str(binary)))
+    binary.touch(0o755)
+    assert find_aether(NodeConfig(aether=str(binary))) == str(binary)
+
+
+def test_a_lock_names_its_holder_and_waits_for_one_that_is_ending(tmp_path: Path) -> None:
+    path, listening = str(tmp_path / "lock"), tmp_path / "api.sock"
+    lock = RunLock(path, str(listening))
+    with lock.held():
+        listening.touch()
+        with pytest.raises(AlreadyExistsError, match=r"pid [0-9]+"), RunLock(path, str(listening)).held():
+            raise AssertionError("never reached")
+        listening.unlink()
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                listening.touch()
+
+        with pytest.raises(AlreadyExistsError), RunLock(path, str(listening)).held(sleep):
+            raise AssertionError("never reached")
+        assert len(waits) == 3
+    with lock.held():
+        assert Path(path).read_text().strip().isdigit()
