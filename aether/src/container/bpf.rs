@@ -26,6 +26,7 @@ pub enum When {
         argument: u32,
         values: &'static [u32],
     },
+    Either(&'static When, &'static When),
 }
 
 /// A call number, and when it is refused with which errno.
@@ -198,18 +199,31 @@ impl Answer {
             Self::Refuse(errno) => return vec![refuse(errno)],
             Self::Test(when, errno) => (when, errno),
         };
-        let mut code = match when {
-            When::Always => vec![],
-            When::AnyBit { argument, bits } => vec![load_argument(argument), instruction(JUMP_ANY_BIT, bits, 0, 1)],
-            When::Equals { argument, value } => vec![load_argument(argument), instruction(JUMP_EQUAL, value, 0, 1)],
-            When::NoneOf { argument, values } => {
+        let mut code = when.assemble(errno);
+        code.extend([refuse(errno), give(verdict::ALLOW)]);
+        code
+    }
+}
+
+impl When {
+    /// Goes on with the instruction after it when the condition holds, else with the one after that.
+    fn assemble(self, errno: u16) -> Vec<BpfInstruction> {
+        match self {
+            Self::Always => vec![],
+            Self::AnyBit { argument, bits } => vec![load_argument(argument), instruction(JUMP_ANY_BIT, bits, 0, 1)],
+            Self::Equals { argument, value } => vec![load_argument(argument), instruction(JUMP_EQUAL, value, 0, 1)],
+            Self::NoneOf { argument, values } => {
                 let over_the_rest = |index: usize| (values.len() - index) as u8;
                 let test = |(index, value): (usize, &u32)| instruction(JUMP_EQUAL, *value, over_the_rest(index), 0);
                 std::iter::once(load_argument(argument)).chain(values.iter().enumerate().map(test)).collect()
             }
-        };
-        code.extend([refuse(errno), give(verdict::ALLOW)]);
-        code
+            Self::Either(one, other) => {
+                let mut code = one.assemble(errno);
+                code.push(refuse(errno));
+                code.extend(other.assemble(errno));
+                code
+            }
+        }
     }
 }
 
