@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{kill_process_group, Pid, Signal, WaitStatus};
+use rustix::process::{kill_process, kill_process_group, Pid, Signal, WaitStatus};
 use serde::Deserialize;
 
 use super::child::{self, Failure, Luggage, Program, Stage};
@@ -193,10 +193,13 @@ impl Command {
         if !matches!(self.state, State::Running) {
             return;
         }
-        match tree {
+        let reached = match tree {
             true => world.leaves.signal(&self.scope, signal),
-            // ESRCH: it is just ending
-            false => drop(kill_process_group(self.pid, signal)),
+            false => kill_process_group(self.pid, signal).is_ok(),
+        };
+        if !reached {
+            // it has not yet become a group or joined its leaf; what is not reaped keeps its pid
+            let _just_ended = kill_process(self.pid, signal);
         }
     }
 
@@ -296,10 +299,10 @@ struct Spawned {
 }
 
 fn spawn_on_pipes(world: &World, scope: &Scope, program: &Program, args: &ExecArgs) -> std::io::Result<Spawned> {
-    let (stdout, stdout_child) = world.output_pipe()?;
-    let (stderr, stderr_child) = world.output_pipe()?;
+    let (stdout, stdout_child) = world.standard_output_pipe()?;
+    let (stderr, stderr_child) = world.standard_output_pipe()?;
     let (report, report_child) = world.output_pipe()?;
-    let stdin = if args.stdin { Some(world.input_pipe()?) } else { None };
+    let stdin = if args.stdin { Some(world.standard_input_pipe()?) } else { None };
     let luggage = Luggage {
         stdin: stdin.as_ref().map_or(world.sandbox.null.as_fd(), |(child, _)| child.as_fd()),
         stdout: stdout_child.as_fd(),

@@ -115,7 +115,8 @@ impl Leaves {
                 return;
             }
         }
-        self.signal(scope, Signal::KILL);
+        // none left to get it is what was wanted
+        let _any = self.signal(scope, Signal::KILL);
     }
 
     /// The first blow: the group of the first process dies in one step of the kernel's, so that a fork bomb in it
@@ -130,11 +131,10 @@ impl Leaves {
         self.kill(scope);
     }
 
-    pub fn signal(&self, scope: &Scope, signal: Signal) {
-        for pid in self.members(scope, usize::MAX) {
-            // ESRCH: it has ended in between, which is what was wanted
-            let _gone = kill_process(pid, signal);
-        }
+    /// Whether any process got the signal.
+    pub fn signal(&self, scope: &Scope, signal: Signal) -> bool {
+        let members = self.members(scope, usize::MAX);
+        members.into_iter().filter(|pid| kill_process(*pid, signal).is_ok()).count() > 0
     }
 
     /// OOM kills in the scope since it was acquired.

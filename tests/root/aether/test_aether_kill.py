@@ -74,6 +74,14 @@ def test_a_stalled_reader_does_not_hold_a_timeout(talk: Conversation) -> None:
     assert talk.finish(call).how() == ("timed_out", None, None)
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_signal_sent_right_after_the_start_is_not_lost(talk: Conversation, tree: bool) -> None:
+    calls = [talk.start_exec("sleep 60", timeout_ms=20_000) for _ in range(16)]
+    for call in calls:
+        talk.event(call, {"signal": 9, "tree": tree})
+    assert {talk.finish(call).how() for call in calls} == {("signaled", None, 9)}
+
+
 def test_a_cancel_of_what_is_over_has_no_effect(talk: Conversation) -> None:
     call = talk.exec("echo quick")
     talk.cancel(call)
