@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -60,6 +61,11 @@ class NodeProcess:
             self.process.wait(WAIT_S)
         for pid in [*self.fork_servers(), *self.inits()]:
             os.kill(pid, signal.SIGKILL)
+        if not (self.state_dir / "edge.json").exists():
+            return
+        for root in self._cgroup_roots():
+            for path in [top for top, _, _ in os.walk(root)][::-1]:
+                self.wait(lambda path=path: _rmdir(path))
 
     def log(self) -> str:
         names = ("serve.log", "fork-server.log")
@@ -141,6 +147,15 @@ class NodeProcess:
 
     def _has_ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None
+
+
+def _rmdir(path: str) -> bool:
+    """A group can go once its processes are gone."""
+    try:
+        os.rmdir(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 def _pids() -> list[int]:
