@@ -296,8 +296,11 @@ mod tests {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
         let refusals = vec![Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
-        let refusals =
-            [refusals, vec![Refusal { number: 4, when: When::Equals { argument: 2, value: 7 }, errno: 3 }]].concat();
+        const EQUAL: When = When::Equals { argument: 2, value: 7 };
+        const FEW: When = When::NoneOf { argument: 1, values: &[4, 5] };
+        let more = [(4, EQUAL), (5, When::Either(&FEW, &EQUAL))];
+        let more = more.map(|(number, when)| Refusal { number, when, errno: 3 });
+        let refusals = [&refusals[..], &more].concat();
         let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]).unwrap();
         let answer = |number, arguments| evaluate(&program, 7, number, arguments);
         assert_eq!(answer(1, [0x20, 0, 0, 0, 0, 0]), verdict::ERRNO | 1);
@@ -308,5 +311,8 @@ mod tests {
         assert_eq!(answer(3, [0x20, 6, 0, 0, 0, 0]), verdict::ALLOW);
         assert_eq!(answer(4, [0, 0, 7, 0, 0, 0]), verdict::ERRNO | 3);
         assert_eq!(answer(4, [7, 7, 8, 7, 7, 7]), verdict::ALLOW);
+        assert_eq!(answer(5, [0, 4, 7, 0, 0, 0]), verdict::ERRNO | 3);
+        assert_eq!(answer(5, [0, 6, 0, 0, 0, 0]), verdict::ERRNO | 3);
+        assert_eq!(answer(5, [0, 5, 0, 0, 0, 0]), verdict::ALLOW);
     }
 }

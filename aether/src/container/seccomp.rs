@@ -64,6 +64,12 @@ const CONFINED_FAMILIES: When = When::NoneOf {
     ],
 };
 
+/// Of netlink: the host's devices as they come and go. They are told to every network namespace that belongs to the host's
+/// user namespace, as a sandbox's does. No other family has such a protocol.
+const DEVICE_EVENTS: When = When::Equals { argument: 2, value: libc::NETLINK_KOBJECT_UEVENT as u32 };
+
+const UNCONFINED_SOCKETS: When = When::Either(&CONFINED_FAMILIES, &DEVICE_EVENTS);
+
 const SET_LINE_DISCIPLINE: When = When::Equals { argument: 1, value: libc::TIOCSETD as u32 };
 
 const SYS_OPEN_TREE_ATTR: i64 = 467;
@@ -116,7 +122,7 @@ const RULES: &[Rule] = &[
     Rule::never(libc::SYS_quotactl, 131),
     Rule::never(libc::SYS_quotactl_fd, 443),
     // sockets beyond the network namespace; 32-bit programs also have a call whose arguments lie in memory
-    Rule::never(libc::SYS_socket, 359).when(CONFINED_FAMILIES).answering(libc::EAFNOSUPPORT),
+    Rule::never(libc::SYS_socket, 359).when(UNCONFINED_SOCKETS).answering(libc::EAFNOSUPPORT),
     Rule::never(libc::SYS_socketpair, 360).when(CONFINED_FAMILIES).answering(libc::EAFNOSUPPORT),
     // line disciplines: drivers of serial protocols, loaded by number, for whoever has a terminal
     Rule::never(libc::SYS_ioctl, 54).when(SET_LINE_DISCIPLINE),
@@ -224,6 +230,10 @@ mod tests {
         for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
             assert_eq!(socket(family), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
         }
+        let netlink =
+            |protocol: i32| native(false, libc::SYS_socket, [libc::AF_NETLINK as u64, 3, protocol as u64, 0, 0, 0]);
+        assert_eq!(netlink(libc::NETLINK_ROUTE), verdict::ALLOW);
+        assert_eq!(netlink(libc::NETLINK_KOBJECT_UEVENT), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
         let pair = |family: i32| native(false, libc::SYS_socketpair, first(family as u64));
         assert_eq!(pair(libc::AF_UNIX), verdict::ALLOW);
         assert_eq!(pair(libc::AF_TIPC), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
