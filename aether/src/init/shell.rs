@@ -222,11 +222,11 @@ impl Parts {
 }
 
 fn spawn(world: &World, scope: &mut Scope, program: &Program) -> std::io::Result<Parts> {
-    let (stdout, stdout_child) = world.output_pipe()?;
-    let (stderr, stderr_child) = world.output_pipe()?;
+    let (stdout, stdout_child) = world.standard_output_pipe()?;
+    let (stderr, stderr_child) = world.standard_output_pipe()?;
     let (report, report_child) = world.output_pipe()?;
     let (status, status_child) = world.output_pipe()?;
-    let (stdin_child, stdin) = world.input_pipe()?;
+    let (stdin_child, stdin) = world.standard_input_pipe()?;
     let luggage = Luggage {
         stdin: stdin_child.as_fd(),
         stdout: stdout_child.as_fd(),

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::fs::{fchmod, Mode};
 use rustix::pipe::{pipe_with, PipeFlags};
 
 use super::child::Sandbox;
@@ -56,10 +57,24 @@ impl World {
         Ok((ours, theirs))
     }
 
-    /// A pipe to a child: the child's end, and ours, which does not block.
-    pub fn input_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    /// As `output_pipe`, for a program: to be standard output or error.
+    pub fn standard_output_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let (ours, theirs) = self.output_pipe()?;
+        open_to_all(&theirs)?;
+        Ok((ours, theirs))
+    }
+
+    /// A pipe to a program, to be its standard input: its end, and ours, which does not block.
+    pub fn standard_input_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
         let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
+        open_to_all(&theirs)?;
         Ok((theirs, ours))
     }
+}
+
+/// A pipe belongs to the keeper, whom nobody inside is; who has it as a standard stream may still open it by its name
+/// (`> /dev/stderr`, also after a change of user). Only such a process's own /proc/PID/fd leads to it.
+fn open_to_all(pipe: &OwnedFd) -> std::io::Result<()> {
+    Ok(fchmod(pipe, Mode::from_raw_mode(0o666))?)
 }

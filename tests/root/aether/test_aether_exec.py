@@ -67,6 +67,19 @@ def test_users(talk: Conversation, user: str, ids: str) -> None:
     assert talk.exec("echo $(id -u) $(id -g) $(id -G)", user=user).stdout.decode().strip() == ids
 
 
+@pytest.mark.parametrize("user", ["root", "daemon"])
+def test_standard_streams_open_by_name(talk: Conversation, user: str) -> None:
+    script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
+    call = talk.start_exec(script, user=user, stdin=True)
+    talk.feed(call, b"in\n")
+    assert (talk.finish(call).stdout, call.stderr) == (b"out\nin\n", b"err\n")
+
+
+def test_standard_streams_open_by_name_after_a_change_of_user(talk: Conversation) -> None:
+    call = talk.exec("su -s /bin/sh daemon -c 'id -u > /dev/stdout; echo err > /dev/stderr'")
+    assert (call.stdout, call.stderr) == (b"1\n", b"err\n")
+
+
 def test_supplementary_groups_and_a_home(talk: Conversation) -> None:
     talk.exec("useradd -m -G audio,video worker")
     call = talk.exec('id -Gn; echo "$HOME"', user="worker")
