@@ -21,6 +21,7 @@ from .protocol.environment import (
     ImageConfig,
     ImageInfo,
     ImageList,
+    ImageListRequest,
     ImageNameRequest,
     LayerKind,
 )
@@ -106,9 +107,7 @@ class DSecClient:
             found += page.sandboxes
             if page.next is None:
                 return tuple(found)
-            if request.after is not None and page.next <= request.after:
-                raise WireError(f"cannot list sandboxes: the page after {request.after!r} is the same again")
-            request = msgspec.structs.replace(request, after=page.next)
+            request = msgspec.structs.replace(request, after=_following(page.next, request.after))
 
     async def stop(self, sandbox_id: str) -> SandboxInfo:
         """Stop a sandbox by its id."""
@@ -117,8 +116,14 @@ class DSecClient:
 
     async def images(self) -> tuple[ImageInfo, ...]:
         """Every published image."""
-        answer: ImageList = await self._channel.call("image.list", Empty(), repeatable=True)
-        return answer.images
+        found: list[ImageInfo] = []
+        request = ImageListRequest()
+        while True:
+            page: ImageList = await self._channel.call("image.list", request, repeatable=True)
+            found += page.images
+            if page.next is None:
+                return tuple(found)
+            request = ImageListRequest(_following(page.next, request.after))
 
     async def image(self, ref: str) -> ImageInfo:
         """The image `name:tag`.
@@ -196,3 +201,13 @@ class DSecClient:
 def _endpoint(url: str | None) -> Endpoint:
     url = url or os.environ.get("DSEC_URL")
     return UnixEndpoint(socket_path(url)) if url else LocalEndpoint(run_directory())
+
+
+def _following(page: str, earlier: str | None) -> str:
+    """Where the next page of a list begins.
+
+    :raises WireError: not behind the one before.
+    """
+    if earlier is not None and page <= earlier:
+        raise WireError(f"cannot list: the page after {earlier!r} is the same again")
+    return page

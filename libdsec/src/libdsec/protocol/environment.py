@@ -95,5 +95,14 @@ class ImageNameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
 
 
+class ImageListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    after: str | None = None
+    """Only references above this one: the next page."""
+
+
 class ImageList(msgspec.Struct, frozen=True):
+    """One page, in the order of references; a page fits into one frame."""
+
     images: tuple[ImageInfo, ...]
+    next: str | None = None
+    """Not None: there are more, ask again with this as `after`."""

@@ -26,7 +26,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What admission counts. Limits may overcommit a node, requests may not."""
 
-    memory_bytes: int = 16 * MIB
+    memory_bytes: int = 4 * MIB
+    """The default is several times what an idle sandbox takes, so that thousands of them fit a node."""
     pids: int = 4
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import ANSWERED, answer_by_task
 from libdsec.protocol.calls import Empty
@@ -11,15 +13,23 @@ from libdsec.protocol.environment import (
     BuildProgress,
     ImageBuildRequest,
     ImageInfo,
-    ImageList,
+    ImageListRequest,
     ImageNameRequest,
     parse_ref,
 )
 
-from .arguments import encode, read, read_any
+from .arguments import encode, read
+from .pages import fill_page
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
+
+
+class _Page(msgspec.Struct):
+    """`ImageList` with its entries encoded already."""
+
+    images: list[msgspec.Raw]
+    next: str | None
 
 
 def build(edge: Edge, request: Request, caller: Caller) -> Answerer:
@@ -37,8 +47,10 @@ async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageI
 
 
 def list_images(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    read_any(request)
-    caller.result(encode(ImageList(edge.images.list())))
+    after = read(request, ImageListRequest).after
+    found = sorted(edge.images.list(), key=lambda image: image.ref)
+    entries, following = fill_page((image.ref, image) for image in found if after is None or image.ref > after)
+    caller.result(encode(_Page(entries, following)))
     return ANSWERED
 
 

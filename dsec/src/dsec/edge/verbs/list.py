@@ -1,4 +1,4 @@
-"""sandbox.list: in pages, by id, so that sandboxes that come and go meanwhile move no page's border."""
+"""sandbox.list: in pages, by id."""
 
 from __future__ import annotations
 
@@ -10,38 +10,27 @@ from dsec.bus import Answerer, Caller, Request
 from dsec.edge.sandbox import Sandbox
 from dsec.edge.tasks import ANSWERED
 from libdsec.protocol.calls import SandboxListRequest
-from libdsec.protocol.frames import MAX_PAYLOAD
 
 from .arguments import encode, read
+from .pages import fill_page
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
-
-PAGE_BYTES = MAX_PAYLOAD - 1024
 
 
 class _Page(msgspec.Struct):
     """`SandboxList` with its entries encoded already."""
 
     sandboxes: list[msgspec.Raw]
-    next: str | None = None
+    next: str | None
 
 
 def list_sandboxes(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, SandboxListRequest)
     known = edge.registry.everything() if asked.include_final else edge.registry.live()
     chosen = sorted((s for s in known if _matches(s, asked)), key=lambda s: s.id)
-    page = _Page([])
-    size = 0
-    for sandbox in chosen:
-        entry = encode(sandbox.info())
-        if page.sandboxes and size + len(entry) > PAGE_BYTES:
-            break
-        size += len(entry)
-        page.sandboxes.append(msgspec.Raw(entry))
-    if len(page.sandboxes) < len(chosen):
-        page.next = chosen[len(page.sandboxes) - 1].id
-    caller.result(encode(page))
+    entries, following = fill_page((sandbox.id, sandbox.info()) for sandbox in chosen)
+    caller.result(encode(_Page(entries, following)))
     return ANSWERED
 
 
