@@ -61,8 +61,8 @@ def test_every_option_goes_out_as_it_was_given():
         labels={"task": "7"},
     )
     assert DSecContainerRunArgs(container_image="a:b").to_spec() == SandboxSpec("a:b")
-    small = DSecContainerRunArgs(container_image="a:b", memory_limit_mb=8, pids_limit=2).to_spec()
-    assert small.requests == Requests(8 * MIB, 2)  # never more than the limit
+    small = DSecContainerRunArgs(container_image="a:b", memory_limit_mb=2, pids_limit=2).to_spec()
+    assert small.requests == Requests(2 * MIB, 2)  # never more than the limit
 
 
 def test_an_unknown_option_is_refused():
