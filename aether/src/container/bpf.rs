@@ -295,7 +295,7 @@ mod tests {
     fn arguments_decide() {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
-        let refusals = vec![Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
+        let refusals = [Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
         const EQUAL: When = When::Equals { argument: 2, value: 7 };
         const FEW: When = When::NoneOf { argument: 1, values: &[4, 5] };
         let more = [(4, EQUAL), (5, When::Either(&FEW, &EQUAL))];

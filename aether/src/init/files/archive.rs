@@ -70,23 +70,41 @@ impl<W: Write> Packer<W> {
     fn add(&mut self, directory: &OwnedFd, name: &Path, shown: &Path, status: &Stat) -> Result<(), Failure> {
         let mut header = header(status);
         let kind = FileType::from_raw_mode(status.st_mode);
-        if matches!(kind, FileType::Symlink | FileType::Directory | FileType::Fifo) {
+        if kind == FileType::Symlink {
+            return self.add_symlink(directory, name, shown, status, header);
+        }
+        if matches!(kind, FileType::Directory | FileType::Fifo) {
             self.add_records(shown, time_record(status).into_iter().collect())?;
         }
         match kind {
             FileType::Socket => return Ok(()),
-            FileType::Symlink => {
-                let target = readlinkat(directory, name, Vec::new()).on(shown)?;
-                let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
-                header.set_entry_type(EntryType::Symlink);
-                self.archive.append_link(&mut header, shown, target).on(shown)?;
-            }
             FileType::RegularFile => return self.add_file(directory, name, shown, status, header),
             kind => {
                 header.set_entry_type(entry_type(kind));
                 self.archive.append_data(&mut header, shown, std::io::empty()).on(shown)?;
             }
         }
+        self.answer.entries += 1;
+        Ok(())
+    }
+
+    fn add_symlink(
+        &mut self,
+        directory: &OwnedFd,
+        name: &Path,
+        shown: &Path,
+        status: &Stat,
+        mut header: Header,
+    ) -> Result<(), Failure> {
+        let target = match readlinkat(directory, name, Vec::new()) {
+            // gone, or something else by now
+            Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
+            other => other.on(shown)?,
+        };
+        self.add_records(shown, time_record(status).into_iter().collect())?;
+        header.set_entry_type(EntryType::Symlink);
+        let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
+        self.archive.append_link(&mut header, shown, target).on(shown)?;
         self.answer.entries += 1;
         Ok(())
     }
@@ -110,7 +128,7 @@ impl<W: Write> Packer<W> {
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(directory, name, flags, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
             other => other.on(shown)?,
         };
         self.add_attributes(&file, shown, status)?;

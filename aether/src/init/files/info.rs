@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::fs::{readlinkat, statat, AtFlags, FileType, Stat, CWD};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::failure::{Failure, On};
@@ -41,7 +42,11 @@ pub fn stat(args: &FileArgs) -> Result<FileAnswer, Failure> {
 pub fn describe(directory: impl AsFd, name: &Path, shown: &Path, status: &Stat) -> Result<FileInfo, Failure> {
     let kind = FileType::from_raw_mode(status.st_mode);
     let target = match kind {
-        FileType::Symlink => Some(readlinkat(directory, name, Vec::new()).on(shown)?.to_string_lossy().into_owned()),
+        FileType::Symlink => match readlinkat(directory, name, Vec::new()) {
+            // gone, or something else by now
+            Err(Errno::NOENT | Errno::INVAL) => None,
+            other => Some(other.on(shown)?.to_string_lossy().into_owned()),
+        },
         _ => None,
     };
     let nanoseconds = i64::try_from(status.st_mtime_nsec).unwrap_or(0);
