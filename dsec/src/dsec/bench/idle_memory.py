@@ -3,8 +3,11 @@
 MemAvailable is read before the node starts and again when N sandboxes idle, so ours includes the server, the fork
 server, this client, and everything the kernel keeps. Each sandbox has run one command before, so that what a command
 leaves behind (a dying cgroup) is in it. The floor: N processes that only wait, each in namespaces of its own (network
-too) on an overlay of its own. Each reading is taken once the figure has come to rest, and what other processes of the
-machine allocate or free meanwhile (their anonymous memory) is not counted.
+too) on an overlay of its own.
+
+Each reading is taken once the figure has come to rest; before the first one the kernel gives back its free slabs, so
+that nobody lives on what another has left. What other processes of the machine allocate or free meanwhile (their
+anonymous memory) is not counted. Ours and the floor take three turns each; the median counts.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
@@ -24,7 +27,8 @@ from .machine import machine, memory_kb
 from .rounds import Progress
 
 NAME = "idle-memory"
-SAMPLES = 1000
+SAMPLES = 500
+ROUNDS = 3
 IN_FLIGHT = 16
 
 _REST_KB = 2048
@@ -50,6 +54,13 @@ def _reader(ground: Ground) -> Callable[[], int]:
     return lambda: memory_kb("MemAvailable") + others_kb(ground.directory)
 
 
+def give_back_free_slabs(slabs: Path = Path("/sys/kernel/slab")) -> None:
+    """Of every cache; without it MemAvailable falls only once the free objects of earlier turns are used up."""
+    for shrink in slabs.glob("*/shrink"):
+        with contextlib.suppress(FileNotFoundError):  # a cache may go while we look
+            shrink.write_text("1")
+
+
 async def resting(read: Callable[[], int], pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> float:
     """Kilobytes, once three readings a second apart differ by next to nothing; of a figure that never rests (others
     use the machine, or the kernel still tidies up) the median of the last readings."""
@@ -73,14 +84,13 @@ async def _one_idle(client: DSecClient, args: DSecContainerRunArgs) -> Sandbox:
     return sandbox
 
 
-async def _fill(client: DSecClient, image: str, count: int, made: list[Sandbox], progress: Progress) -> None:
+async def _fill(client: DSecClient, image: str, count: int, made: list[Sandbox]) -> None:
     args = DSecContainerRunArgs(container_image=image)
     numbers = iter(range(count))
 
     async def fill() -> None:
         for _ in numbers:
             made.append(await _one_idle(client, args))
-            progress(len(made), 2 * count, "ours")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(IN_FLIGHT):
@@ -105,17 +115,19 @@ async def _empty(made: list[Sandbox]) -> None:
         raise errors[0]
 
 
-async def _ours(ground: Ground, count: int, progress: Progress) -> Figure:
+async def _ours(ground: Ground, count: int) -> Figure:
     read = _reader(ground)
+    give_back_free_slabs()
     before = await resting(read)
     made: list[Sandbox] = []
     async with ground.node.running() as client:
         started = await resting(read)
         try:
-            await _fill(client, ground.image, count, made, progress)
+            await _fill(client, ground.image, count, made)
             during = await resting(read)
         finally:
             await _empty(made)
+        give_back_free_slabs()
         after = await resting(read)
     base = before if ground.node.owned else started
     detail = {
@@ -128,17 +140,26 @@ async def _ours(ground: Ground, count: int, progress: Progress) -> Figure:
 
 async def _floor(ground: Ground, count: int) -> Figure:
     read = _reader(ground)
+    give_back_free_slabs()
     before = await resting(read)
     async with ground.native.floor_idle(count):
         during = await resting(read)
     return Figure((before - during) / 1024 / count, "MB", count)
 
 
+def _middle(figures: Sequence[Figure]) -> Figure:
+    """The figure of the median, details and all."""
+    return sorted(figures, key=lambda figure: figure.value)[len(figures) // 2]
+
+
 async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
     # one sandbox first: what the first one alone costs (caches, modules) is nobody's share
     async with ground.node.running() as client:
         await _empty([await _one_idle(client, DSecContainerRunArgs(container_image=ground.image))])
-    ours = await _ours(ground, samples, progress)
-    progress(samples, 2 * samples, "floor")
-    floor = await _floor(ground, samples)
-    return report(NAME, machine(), ours, {}, floor)
+    ours, floor = [], []
+    for number in range(ROUNDS):
+        progress(2 * number, 2 * ROUNDS, "ours")
+        ours.append(await _ours(ground, samples))
+        progress(2 * number + 1, 2 * ROUNDS, "floor")
+        floor.append(await _floor(ground, samples))
+    return report(NAME, machine(), _middle(ours), {}, _middle(floor))
