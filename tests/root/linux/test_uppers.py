@@ -106,8 +106,11 @@ def test_inodes_alone_are_bounded(disk: Path, inodes: int) -> None:
 
 @pytest.mark.needs("mkfs.ext4", "loop")
 def test_limits_that_cannot_be_are_refused_and_leave_nothing(disk: Path) -> None:
-    for limits in ({"bytes": 4096}, {"inodes": 1}, {"bytes": 64 << 30, "inodes": 100}):
-        with pytest.raises(InvalidArgumentError, match=r"the least|at least"):
+    for limits in (
+        *({"bytes": 4096}, {"inodes": 1}, {"bytes": 64 << 30, "inodes": 100}),
+        *({"bytes": 1 << 50}, {"inodes": 10**12}, {"bytes": 64 << 20, "inodes": 10**9}),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"the least|at least|the disk itself|at most"):
             make_upper(str(disk), "one", OWNER, **limits)
     assert os.listdir(disk) == []
 

@@ -39,6 +39,7 @@ def test_defaults_never_exceed_the_machine() -> None:
         ({"limits": Limits(cpu_cores=0)}, "limits.cpu_cores"),
         ({"limits": Limits(cpu_cores=NAN)}, "limits.cpu_cores"),
         ({"limits": Limits(pids=0)}, "limits.pids"),
+        ({"limits": Limits(pids=1)}, "limits.pids"),
         ({"limits": Limits(pids=1001)}, "limits.pids"),
         ({"limits": Limits(disk_bytes=0)}, "limits.disk_bytes"),
         ({"limits": Limits(disk_inodes=-1)}, "limits.disk_inodes"),

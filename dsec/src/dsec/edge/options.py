@@ -15,6 +15,7 @@ from .resolve import check_directory, check_environment, check_user
 
 MIN_MEMORY_BYTES = 4 * MIB
 MIN_CPU_CORES = 0.01
+MIN_PIDS = 2  # PID 1 is counted too, and what makes the user namespace, or a command, is the second
 MAX_LABELS = 64
 MAX_LABEL_TEXT = 256
 MAX_TOOLKITS = 64
@@ -78,7 +79,7 @@ def _limits(asked: Limits, machine: Machine) -> Limits:
     if pids is None:
         pids = min(machine.default_pids, machine.pids)
     _between("limits.memory_bytes", memory, MIN_MEMORY_BYTES, machine.memory_bytes)
-    _between("limits.pids", pids, 1, machine.pids)
+    _between("limits.pids", pids, MIN_PIDS, machine.pids)
     if asked.cpu_cores is not None:
         _between("limits.cpu_cores", asked.cpu_cores, MIN_CPU_CORES, machine.cpus)
     for field in ("disk_bytes", "disk_inodes"):

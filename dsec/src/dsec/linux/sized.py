@@ -25,7 +25,12 @@ _INODES_ONLY_BYTES = 64 * 1024**3
 _BLOCK = 4096
 _GROUP_BYTES = 128 * 1024 * 1024
 """Of a block group, the largest there is with such blocks. Inodes come in sixteens a group."""
+
 _INODE_STEP = 16
+_INODE_BYTES = 256
+_MOST_INODES_A_GROUP = 8 * _BLOCK
+"""One block holds the map of a group's inodes."""
+
 _MKFS = "mkfs.ext4"
 _MKFS_TIMEOUT_S = 60
 _MKFS_OPTIONS = "lazy_itable_init=1,nodiscard,assume_storage_prezeroed=1"
@@ -42,8 +47,7 @@ def make_sized(image: str, mount_point: str, size: int | None, inodes: int | Non
         raise InvalidArgumentError(
             f"cannot bound the disk at {inodes} inodes: the least is {MIN_INODES}", field="disk_inodes", value=inodes
         )
-    if size is None:
-        size = _size_for(image, inodes or MIN_INODES)
+    size = _size_for(image, inodes or MIN_INODES) if size is None else _checked_size(image, size)
     if inodes is not None:
         inodes = _whole_inodes(size, inodes)
     _make_image(image, size, inodes)
@@ -60,6 +64,17 @@ def make_sized(image: str, mount_point: str, size: int | None, inodes: int | Non
     os.rmdir(os.path.join(mount_point, "lost+found"))
 
 
+def _checked_size(image: str, size: int) -> int:
+    """Sizes may overcommit the disk together; one that is larger than the disk bounds nothing."""
+    disk = os.statvfs(os.path.dirname(image))
+    whole = disk.f_blocks * disk.f_frsize
+    if size > whole:
+        raise InvalidArgumentError(
+            f"cannot bound the disk at {size} bytes: the disk itself has {whole}", field="disk_bytes", value=size
+        )
+    return size
+
+
 def _size_for(image: str, inodes: int) -> int:
     """Of a file system that bounds inodes alone: large, but of few enough groups for them to be spread well."""
     disk = os.statvfs(os.path.dirname(image))
@@ -70,6 +85,13 @@ def _size_for(image: str, inodes: int) -> int:
 def _whole_inodes(size: int, inodes: int) -> int:
     """The number that mkfs can make exactly and that is not above what was asked for."""
     groups = -(-size // _GROUP_BYTES)
+    most = min(groups * _MOST_INODES_A_GROUP, size // (2 * _INODE_BYTES)) - _RESERVED_INODES
+    if inodes > most:
+        raise InvalidArgumentError(
+            f"cannot bound the disk at {inodes} inodes: a file system of {size} bytes has at most {most}",
+            field="disk_inodes",
+            value=inodes,
+        )
     each = (inodes + _RESERVED_INODES) // groups // _INODE_STEP * _INODE_STEP
     if each == 0:
         raise InvalidArgumentError(
