@@ -53,11 +53,12 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
 
         :raises InvalidArgumentError: a value that no node could honour; says which.
         """
-        parse_ref(self.container_image)
-        for reference in (*((self.workspace,) if self.workspace is not None else ()), *self.toolkits):
-            parse_ref(reference)
+        if isinstance(self.toolkits, str):
+            raise InvalidArgumentError(
+                f"cannot use toolkits={self.toolkits!r}: it must be a list of NAME:TAG", field="toolkits"
+            )
         limits = self._limits()
-        return _checked(
+        spec = _checked(
             SandboxSpec(
                 image=self.container_image,
                 workspace=self.workspace,
@@ -75,6 +76,9 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
                 labels=dict(self.labels),
             )
         )
+        for reference in (spec.image, *((spec.workspace,) if spec.workspace is not None else ()), *spec.toolkits):
+            parse_ref(reference)
+        return spec
 
     def _limits(self) -> Limits:
         return Limits(
