@@ -79,11 +79,12 @@ fn memberships(name: &[u8], group: &[u8]) -> Vec<u32> {
     group.split(|byte| *byte == b'\n').filter_map(of_line).take(LIMIT_GROUPS).collect()
 }
 
+/// An id. The largest number is none: to the system calls that change ids it says "leave it as it is", which is root.
 fn number(text: &[u8]) -> Option<u32> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    std::str::from_utf8(text).ok()?.parse().ok()
+    std::str::from_utf8(text).ok()?.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 /// A missing file is an empty one; so is one that is not a regular file, and one that the sandbox has made unreadable
@@ -99,8 +100,8 @@ fn read(path: &str) -> Result<Vec<u8>, Errno> {
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
         return Ok(Vec::new());
     }
-    // one byte more than it holds, so that the first read sees its end
-    let mut content = Vec::with_capacity((status.st_size as u64).min(LIMIT) as usize + 1);
+    // no more than it held: what grows while it is read is as good as it was
+    let mut content = Vec::with_capacity((status.st_size as u64).min(LIMIT) as usize);
     while content.len() < content.capacity() {
         match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut content)) {
             Ok(0) => break,
@@ -139,5 +140,7 @@ mod tests {
         assert_eq!(find(b"root", b"", b"").map(|root| (root.uid, root.gid)), Some((0, 0)));
         assert_eq!(find(b"", SAMPLE, GROUPS), None);
         assert_eq!(find(b"99999999999", SAMPLE, GROUPS), None);
+        assert_eq!(find(b"4294967295", SAMPLE, GROUPS), None);
+        assert_eq!(find(b"it", b"it:x:4294967295:0::/:", b""), None);
     }
 }
