@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -143,6 +144,14 @@ def test_a_chain_of_headers_ends_in_an_error(target: Path, kind: bytes):
         unpacked(info.tobuf(tarfile.GNU_FORMAT) * 5000, target)
 
 
+def _is_loop(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_garbage_never_escapes(data, tmp_path_factory: pytest.TempPathFactory):
@@ -164,7 +173,10 @@ def test_garbage_never_escapes(data, tmp_path_factory: pytest.TempPathFactory):
     assert os.listdir(base) == ["in"]
     for directory, names, files in os.walk(base / "in"):
         for entry in names + files:
-            real = os.path.realpath(os.path.join(directory, entry))
+            path = os.path.join(directory, entry)
+            if _is_loop(path):
+                continue  # leads nowhere, and realpath answers anything
+            real = os.path.realpath(path)
             assert (real + "/").startswith(f"{base}/in/"), entry
 
 
