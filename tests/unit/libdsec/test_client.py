@@ -78,6 +78,8 @@ def test_an_unknown_option_is_refused():
         {"container_image": "no-tag"},
         {"workspace": "Upper:v1"},
         {"toolkits": ["x"]},
+        {"toolkits": "a:b"},
+        {"container_image": None},
         {"memory_limit_mb": 0},
         {"memory_limit_mb": float("nan")},
         {"memory_limit_mb": "512"},
