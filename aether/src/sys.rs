@@ -223,6 +223,45 @@ pub fn bring_up(socket: impl AsFd, interface: &str) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Where in this process's memory the kernel finds the command line that it shows of it.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandLine {
+    start: usize,
+    end: usize,
+}
+
+impl CommandLine {
+    pub fn find() -> Result<Self, KernelError> {
+        const PATH: &str = "/proc/self/stat";
+        let stat = std::fs::read_to_string(PATH).on("read", PATH)?;
+        let field = |number| stat_field(&stat, number)?.parse().ok();
+        let found = field(48).zip(field(49)).filter(|(start, end)| 0 < *start && start < end);
+        let (start, end) = found.ok_or(Errno::PROTO).on("find the command line in", PATH)?;
+        Ok(Self { start, end })
+    }
+
+    /// Show `text` instead, which is cut to what there is room for. Nobody may read the arguments afterwards.
+    pub fn show(self, text: &str) {
+        // SAFETY: the kernel has put the arguments there and nothing else; it is writable as long as the process lives,
+        // no reference of ours leads to it (std copies each argument that it hands out), and the process has one thread.
+        let shown = unsafe { std::slice::from_raw_parts_mut(self.start as *mut u8, self.end - self.start) };
+        shown.fill(0);
+        shown.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+        // a last byte that is not NUL tells the kernel to show what stands before the first
+        if let Some(last) = shown.last_mut() {
+            *last = b'.';
+        }
+    }
+}
+
+/// A field of a /proc/PID/stat, by its number in proc(5); of those after the program's name.
+pub fn stat_field(stat: &str, number: usize) -> Option<&str> {
+    const FIRST: usize = 3;
+    // the name, in parentheses, may hold anything
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(number.checked_sub(FIRST)?)
+}
+
 /// One instruction of a classic BPF program, as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,7 +40,7 @@ use rustix::process::Rlimit;
 
 use crate::fork_server::plan::Plan;
 use crate::init::{self, Inherited, Meminfo};
-use crate::sys::{self, KernelError, On};
+use crate::sys::{self, CommandLine, KernelError, On};
 use crate::wire;
 use inside::Inside;
 use steps::{During, Failure, Stage};
@@ -51,6 +51,8 @@ pub struct Node {
     pub filters: seccomp::Filters,
     /// The limit on descriptors that the fork server was started with.
     pub descriptors: Rlimit,
+    /// Of the fork server, until a sandbox's PID 1 takes it for its own.
+    pub command_line: CommandLine,
 }
 
 /// Exit status of a PID 1 that could not become one; its report says why.
@@ -84,7 +86,7 @@ fn tell(report: &OwnedFd, failure: Option<&Failure>) {
 }
 
 fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) -> Result<Inherited, Failure> {
-    privileges::leave_fork_server().during(Stage::Drop)?;
+    privileges::leave_fork_server(node.command_line).during(Stage::Drop)?;
     let cgroups = cgroup::join(plan)?;
     let copies = rootfs::copy_layers(layers)?;
     namespaces::enter(plan)?;

@@ -16,13 +16,16 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use super::limits::Machine;
 use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::Plan;
-use crate::sys::{KernelError, On};
+use crate::sys::{CommandLine, KernelError, On};
 
 /// As lists of processes show PID 1.
 const NAME: &str = "aether-init";
+const COMMAND_LINE: &str = "aether init";
 
-/// Undo what the fork server has set up for itself alone: its name, its signals, its way to the terminal or log.
-pub fn leave_fork_server() -> Result<(), KernelError> {
+/// Undo what the fork server has set up for itself alone: its name, its signals, its way to the terminal or log. Its
+/// command line tells paths of the host, and everybody inside can read that of PID 1.
+pub fn leave_fork_server(command_line: CommandLine) -> Result<(), KernelError> {
+    command_line.show(COMMAND_LINE);
     rustix::thread::set_name(&CString::new(NAME).unwrap_or_default()).on("name", "the process")?;
     crate::sys::unblock_signals().on("unblock", "signals")?;
     for stream in [rustix::stdio::dup2_stdout, rustix::stdio::dup2_stderr] {

@@ -13,7 +13,7 @@ use rustix::process::{kill_process, wait, Pid, Signal, WaitOptions};
 use super::connection::Origin;
 use super::plan::Plan;
 use crate::container::steps::Failure;
-use crate::sys::{KernelError, On};
+use crate::sys::{self, KernelError, On};
 
 pub const MAX_SANDBOXES: usize = 20_000;
 /// A create that has not reported by then is killed.
@@ -193,9 +193,7 @@ pub fn start_time(pid: Pid) -> Result<u64, KernelError> {
 }
 
 fn parse_start_time(stat: &str) -> Option<u64> {
-    // the program's name, in parentheses, may hold anything
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+    sys::stat_field(stat, 22)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::container::limits::Machine;
 use crate::container::rootfs::{self, Overlay};
 use crate::container::seccomp::Filters;
 use crate::container::{cgroup, Node};
-use crate::sys::{KernelError, On};
+use crate::sys::{CommandLine, KernelError, On};
 
 /// Standard input comes from nowhere; sandboxes take it for all three streams.
 pub fn quiet_stdin() -> Result<(), KernelError> {
@@ -47,6 +47,7 @@ pub fn prepare(options: &Options) -> Result<(Node, Moves), KernelError> {
         },
         filters: Filters::assemble()?,
         descriptors: raise_descriptor_limit()?,
+        command_line: CommandLine::find()?,
     };
     Ok((node, moves))
 }

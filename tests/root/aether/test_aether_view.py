@@ -58,6 +58,12 @@ def test_pid_1_is_the_keeper_without_any_power(box: Box) -> None:
     assert field["NSpid"].split()[-1] == "1"
 
 
+def test_pid_1_tells_no_path_of_the_host(box: Box) -> None:
+    assert box.sh("cat /proc/1/cmdline").stdout == "aether init\0"
+    assert box.sh("cat /proc/1/comm").stdout == "aether-init\n"
+    assert box.sh("cat /proc/1/environ").code != 0
+
+
 def open_files(pid: int) -> list[str]:
     return [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
 
