@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -33,6 +34,18 @@ def place(talk: Conversation) -> Any:
     talk.exec("rm -rf /tmp/place && mkdir -m 777 /tmp/place")
     yield "/tmp/place"
     talk.exec("rm -rf /tmp/place")
+
+
+AT_WRITER = (
+    "for p in /proc/[0-9]*; do p=${{p#/proc/}}; "
+    '[ $p != 1 ] && grep -qsx aether-init /proc/$p/comm && grep -qsx "State:.S.*" /proc/$p/status && {} && exit 0; '
+    "done; false"
+)
+
+
+def wait_for_writer(talk: Conversation, script: str) -> None:
+    """Until the child of a file operation waits for its input; `script` is run on it, whose pid is $p."""
+    talk.wait_for(AT_WRITER.format(script))
 
 
 def entries(call: Call) -> list[FileInfo]:
@@ -90,6 +103,39 @@ def test_a_canceled_write_leaves_the_old_file_alone(talk: Conversation, place: s
     talk.cancel(call)
     assert refusal(talk.finish(call)).code == "deadline_exceeded"
     assert talk.exec(f"cat {place}/a; ls -A {place}").stdout == b"olda\n"
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["over", "new"])
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_writer_that_is_killed_leaves_nothing_behind(talk: Conversation, place: str, end: str, old: bool) -> None:
+    if old:
+        talk.exec(f"echo old >{place}/a")
+    before = talk.exec(f"ls -A {place}").stdout
+    call = talk.start_file("write", f"{place}/a")
+    talk.feed(call, b"x" * 100_000, end=False)
+    wait_for_writer(talk, f"kill -{'KILL' if end == 'killed' else 'STOP'} $p")
+    if end == "stopped":
+        talk.cancel(call)  # which it cannot hear, so PID 1 kills it
+    assert talk.finish(call).error is not None
+    talk.wait_for(f"! ({AT_WRITER.format('true')})")
+    assert talk.exec(f"ls -A {place}").stdout == before
+
+
+@pytest.mark.parametrize("place", ["/dev/shm", "/tmp/one", "/"], ids=["tmpfs", "new", "image"])
+def test_writers_of_one_new_file_replace_each_other(talk: Conversation, place: str) -> None:
+    name = f"{place}/of-two".replace("//", "/")
+    first, second = (talk.start_file("write", name, parents=True, mode=0o640) for _ in range(2))
+    talk.feed(first, b"first")
+    talk.finish(first)
+    talk.feed(second, b"second")
+    assert talk.finish(second).answer["size"] == 6
+    assert talk.exec(f"cat {name}; stat -c %a {name}; ls -A {place} | grep of-two").stdout == b"second640\nof-two\n"
+    exclusive = talk.start_file("write", f"{name}-exclusive", exclusive=True)
+    wait_for_writer(talk, "true")
+    talk.file("write", f"{name}-exclusive", b"won")
+    talk.feed(exclusive, b"late")
+    assert refusal(talk.finish(exclusive)).details["errno"] == errno.EEXIST
+    assert talk.exec(f"cat {name}-exclusive; rm {name} {name}-exclusive").stdout == b"won"
 
 
 def test_write_options(talk: Conversation, place: str) -> None:

@@ -21,7 +21,7 @@ use super::failure::{Failure, On};
 use super::port::{Port, GRANT};
 use super::{Flow, Operation, Place};
 use crate::seqpacket::{Channel, ChannelError, Received};
-use crate::wire::{ErrorBody, Frame, Kind, WireError, DATA_CHUNK, STDIN, STDOUT, WINDOW};
+use crate::wire::{ErrorBody, Frame, Kind, WireError, STDIN, STDOUT, WINDOW};
 
 /// How long a child that waits for nobody may be silent.
 const LIMIT_SILENCE: Duration = Duration::from_secs(60);
@@ -59,6 +59,8 @@ impl FileCall {
         let flags = SocketFlags::CLOEXEC;
         let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair.map_err(|errno| failed(errno.into()))?;
+        // before the fork, so that nothing that fails leaves a child behind
+        let channel = Channel::new(ours).map_err(failed)?;
         let null = world.sandbox.null.as_fd();
         let luggage =
             Luggage { stdin: null, stdout: null, stderr: null, report: theirs.as_fd(), extra: None, leaf: None };
@@ -70,7 +72,7 @@ impl FileCall {
             call,
             pid: Some(pid),
             flow: operation.flow(),
-            channel: Channel::new(ours).map_err(failed)?,
+            channel,
             path: place.path,
             queue: VecDeque::new(),
             allowed: WINDOW,
@@ -156,8 +158,8 @@ impl FileCall {
         self.heard = now;
         let size = frame.payload.len();
         let allowed = match frame.kind {
-            Kind::Data => frame.stream == STDOUT && size <= DATA_CHUNK.max(WINDOW) && size as u64 <= self.credit,
-            Kind::Credit => frame.stream == STDIN,
+            Kind::Data => frame.stream == STDOUT && size as u64 <= self.credit,
+            Kind::Credit => frame.stream == STDIN && frame.credit_amount().is_ok(),
             Kind::Result | Kind::Error => true,
             _ => false,
         };

@@ -1,16 +1,22 @@
 //! `file.write`.
 //!
-//! A regular file is replaced at once: the new one is written beside it under a name of its own and renamed over it,
-//! so a reader sees the old one or the new one whole, and a failure leaves the old one. It keeps the old one's mode
-//! and, where that is allowed, its owner. Appending, a symlink, and what is not a regular file are written in place.
+//! A regular file is replaced at once: the new one is written beside it and renamed over it, so a reader sees the old
+//! one or the new one whole, and a failure leaves the old one. It keeps the old one's mode and, where that is allowed,
+//! its owner. Appending, a symlink, and what is not a regular file are written in place.
+//!
+//! This process may be killed at any line (by the sandbox, the OOM killer, or PID 1 itself), so the new file has no name
+//! while it is written and goes with whoever writes it. It gets its own where there was none before, else a hidden one
+//! from which it is renamed at once. Where the file system has no files without a name (an overlay before Linux 6.1)
+//! it has the hidden one from the start.
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    fchmod, fchown, fstat, lstat, open, renameat_with, unlink, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid, CWD,
+    fchmod, fchown, fstat, linkat, lstat, open, renameat_with, unlink, AtFlags, FileType, Gid, Mode, OFlags,
+    RenameFlags, Stat, Uid, CWD,
 };
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -69,18 +75,69 @@ fn in_place(args: &Args, path: &Path, port: &mut Port) -> Result<u64, Failure> {
 }
 
 fn replace(args: &Args, path: &Path, old: Option<&Stat>, port: &mut Port) -> Result<u64, Failure> {
-    let (file, temporary) = create_beside(path)?;
-    let written = fill(&file, path, port).and_then(|size| {
-        dress(&file, args, old).on(path)?;
-        let flags = if args.exclusive { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-        renameat_with(CWD, &temporary, CWD, path, flags).on(path)?;
-        Ok(size)
-    });
-    if written.is_err() {
-        // what made the write fail is what matters, not whether the rest of it could be removed
-        let _left_behind = unlink(&temporary);
+    let mut draft = Draft::beside(path)?;
+    let size = fill(&draft.file, path, port)?;
+    dress(&draft.file, args, old).on(path)?;
+    draft.put(path, args.exclusive)?;
+    Ok(size)
+}
+
+/// A new file on its way to a path.
+struct Draft {
+    file: OwnedFd,
+    /// Its hidden name, which goes with it unless it was put where it should be.
+    name: Option<PathBuf>,
+}
+
+impl Draft {
+    fn beside(path: &Path) -> Result<Self, Failure> {
+        if path.file_name().is_none() {
+            return Err(Failure::system(path, Errno::ISDIR));
+        }
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mode = Mode::from_raw_mode(0o600);
+        match open(directory, OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
+            Ok(file) => Ok(Self { file, name: None }),
+            // a file system, or a kernel, without such files
+            Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let (file, name) = with_hidden_name(path, |name| open(name, flags, mode))?;
+                Ok(Self { file, name: Some(name) })
+            }
+            Err(errno) => Err(Failure::system(path, errno)),
+        }
     }
-    written
+
+    /// Make it the file at `path`; `exclusive` refuses if there is one by now.
+    fn put(&mut self, path: &Path, exclusive: bool) -> Result<(), Failure> {
+        if self.name.is_none() {
+            match self.link(path) {
+                Err(Errno::EXIST) if !exclusive => {}
+                other => return other.on(path),
+            }
+            let ((), name) = with_hidden_name(path, |name| self.link(name))?;
+            self.name = Some(name);
+        }
+        let Some(name) = &self.name else { return Ok(()) };
+        let flags = if exclusive { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        renameat_with(CWD, name, CWD, path, flags).on(path)?;
+        self.name = None;
+        Ok(())
+    }
+
+    fn link(&self, name: &Path) -> Result<(), Errno> {
+        let nameless = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        linkat(CWD, nameless, CWD, name, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // what made the write fail is what matters, not whether the rest of it could be removed
+        if let Some(name) = &self.name {
+            let _left_behind = unlink(name);
+        }
+    }
 }
 
 /// Give the new file the mode and owner it should have.
@@ -97,17 +154,17 @@ fn dress(file: &OwnedFd, args: &Args, old: Option<&Stat>) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(old.st_mode & 0o7777))
 }
 
-fn create_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Failure> {
-    let Some(name) = path.file_name() else { return Err(Failure::system(path, Errno::ISDIR)) };
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+/// Make something under a hidden name beside `path` that nothing has yet.
+fn with_hidden_name<T>(path: &Path, make: impl Fn(&Path) -> Result<T, Errno>) -> Result<(T, PathBuf), Failure> {
+    let name = path.file_name().unwrap_or_default().as_bytes();
     for attempt in 0..LIMIT_TRIES {
         let mut hidden = OsString::from(".");
         // a long name is shortened, so that the name made of it is not longer than a name may be
-        hidden.push(std::ffi::OsStr::from_bytes(&name.as_bytes()[..name.len().min(200)]));
+        hidden.push(std::ffi::OsStr::from_bytes(&name[..name.len().min(200)]));
         hidden.push(format!(".{}-{attempt}.new", std::process::id()));
-        let temporary = path.with_file_name(hidden);
-        match open(&temporary, flags, Mode::from_raw_mode(0o600)) {
-            Ok(file) => return Ok((file, temporary)),
+        let hidden = path.with_file_name(hidden);
+        match make(&hidden) {
+            Ok(made) => return Ok((made, hidden)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(Failure::system(path, errno)),
         }
