@@ -17,7 +17,7 @@ use super::outcome::{invalid, too_many};
 use super::pty::Size;
 use super::sessions::{not_found, CloseArgs, OpenArgs, RunArgs, Session};
 use crate::seqpacket::ChannelError;
-use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError};
+use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError, STDIN};
 
 /// Commands at once.
 const LIMIT_COMMANDS: usize = 64;
@@ -62,7 +62,10 @@ impl EventLoop {
             Kind::Call => self.take_call(frame),
             Kind::Data => self.take_data(frame),
             Kind::Credit => self.take_credit(frame),
-            Kind::Event => self.take_event(frame),
+            Kind::Event => {
+                self.take_event(frame);
+                Ok(())
+            }
             Kind::Cancel => {
                 self.cancel(frame.call);
                 Ok(())
@@ -177,10 +180,10 @@ impl EventLoop {
     }
 
     fn take_data(&mut self, frame: &Frame) -> Result<(), ChannelError> {
-        if let Some(command) = self.commands.get_mut(&frame.call) {
-            command.take_data(frame, &mut self.world)?;
+        match self.commands.get_mut(&frame.call) {
+            Some(command) if frame.stream == STDIN => command.take_data(frame, &mut self.world),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn take_credit(&mut self, frame: &Frame) -> Result<(), ChannelError> {
@@ -191,18 +194,19 @@ impl EventLoop {
         Ok(())
     }
 
-    fn take_event(&mut self, frame: &Frame) -> Result<(), ChannelError> {
-        let Some(command) = self.commands.get_mut(&frame.call) else { return Ok(()) };
-        match frame.read()? {
-            CommandEvent::Resize { rows, cols } => command.resize(Size { rows, cols }),
-            CommandEvent::Signal { signal, tree } => {
-                // a number that is no signal has no effect, as an EVENT has no answer
+    /// An EVENT has no answer, and its words are the client's, passed on as they are: those that mean nothing have no
+    /// effect.
+    fn take_event(&mut self, frame: &Frame) {
+        let Some(command) = self.commands.get_mut(&frame.call) else { return };
+        match frame.read() {
+            Ok(CommandEvent::Resize { rows, cols }) => command.resize(Size { rows, cols }),
+            Ok(CommandEvent::Signal { signal, tree }) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     command.signal(signal, tree, &self.world);
                 }
             }
+            Err(_) => {}
         }
-        Ok(())
     }
 
     fn cancel(&mut self, call: u64) {

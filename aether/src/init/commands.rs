@@ -160,23 +160,27 @@ impl Command {
     }
 
     /// The child's report socket has something: the terminal's master, or why there is none.
-    pub fn receive_terminal(&mut self) -> std::io::Result<()> {
+    pub fn receive_terminal(&mut self) {
         while self.awaits_terminal {
             match pty::listen(&self.report) {
-                Said::Master(master) => self.attach(master)?,
+                Said::Master(master) => {
+                    // without its master the terminal hangs up, which ends what runs on it
+                    let attached = self.attach(master);
+                    self.failure = attached.err().map(|error| Failure::new(Stage::Fork, &error));
+                }
                 Said::Failed(failure) => self.failure = Some(failure),
                 Said::Gone => self.awaits_terminal = false,
                 Said::Nothing => break,
             }
         }
-        Ok(())
     }
 
     fn attach(&mut self, master: OwnedFd) -> std::io::Result<()> {
         rustix::io::ioctl_fionbio(&master, true)?;
-        self.outputs.push(Output::new(master.try_clone()?, STDOUT, Sink::stream()));
+        let (source, target) = (master.try_clone()?, master.try_clone()?);
+        self.outputs.push(Output::new(source, STDOUT, Sink::stream()));
         if let Some(input) = &mut self.input {
-            input.attach(master.try_clone()?);
+            input.attach(target);
         }
         self.terminal = Some(master);
         Ok(())
@@ -218,14 +222,13 @@ impl Command {
     }
 
     /// The command's own process has ended and is reaped.
-    pub fn exited(&mut self, status: WaitStatus, now: Instant) -> std::io::Result<()> {
-        self.receive_terminal()?;
+    pub fn exited(&mut self, status: WaitStatus, now: Instant) {
+        self.receive_terminal();
         match &mut self.state {
             State::Running => self.end(Ended::of(status), false, now),
             State::Killing { reaped, .. } => *reaped = true,
             State::Ending { .. } => {}
         }
-        Ok(())
     }
 
     fn end(&mut self, ended: Ended, killed: bool, now: Instant) {
@@ -248,7 +251,7 @@ impl Command {
             self.kill(Ended::TimedOut, world, now);
         }
         if let State::Killing { why, since, reaped } = self.state {
-            let gone = reaped && world.leaves.members(&self.scope, 1).is_empty();
+            let gone = reaped && world.leaves.is_empty(&self.scope);
             if gone || now >= since + PATIENCE {
                 self.end(why, true, now);
             } else {
@@ -272,10 +275,22 @@ impl Command {
         let mut answer = ExecAnswer::new(ended, at - self.started);
         answer.oom_kills = world.leaves.oom_kills(&self.scope);
         answer.pids_refused = world.pids_refused().saturating_sub(self.pids_refused_before);
+        let sent = match (self.failure.or_else(|| read_failure(&self.report)), ended) {
+            (Some(failure), Ended::Exited(_) | Ended::Signaled(_)) => {
+                world.edge.error(self.call, &not_started(&self.name, failure))
+            }
+            _ => {
+                let frames = self.hand_out(&mut answer, world, now);
+                world.edge.answer(self.call, frames, &answer, &answer.cut())
+            }
+        };
+        // last: what this takes nobody waits for
         world.leaves.release(self.scope);
-        if let (Some(failure), Ended::Exited(_)) = (self.failure.or_else(|| read_failure(&self.report)), ended) {
-            return world.edge.error(self.call, &not_started(&self.name, failure));
-        }
+        sent
+    }
+
+    /// What was printed, told in `answer`. A pipe that a process in the background holds goes on being read.
+    fn hand_out(&mut self, answer: &mut ExecAnswer, world: &mut World, now: Instant) -> Vec<Frame> {
         let mut frames = Vec::new();
         for mut output in self.outputs.drain(..) {
             if let Some(source) = output.take_source().filter(|_| self.terminal.is_none()) {
@@ -286,7 +301,7 @@ impl Command {
             world.passed += info.total;
             frames.extend(output.into_frames(self.call));
         }
-        world.edge.answer(self.call, frames, &answer, &answer.cut())
+        frames
     }
 }
 
@@ -301,7 +316,7 @@ struct Spawned {
 fn spawn_on_pipes(world: &World, scope: &Scope, program: &Program, args: &ExecArgs) -> std::io::Result<Spawned> {
     let (stdout, stdout_child) = world.standard_output_pipe()?;
     let (stderr, stderr_child) = world.standard_output_pipe()?;
-    let (report, report_child) = world.output_pipe()?;
+    let (report, report_child) = world.report_pipe()?;
     let stdin = if args.stdin { Some(world.standard_input_pipe()?) } else { None };
     let luggage = Luggage {
         stdin: stdin.as_ref().map_or(world.sandbox.null.as_fd(), |(child, _)| child.as_fd()),

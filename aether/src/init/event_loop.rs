@@ -192,8 +192,7 @@ impl EventLoop {
                 self.commands.get_mut(&call).map_or(Ok(()), |command| command.write_input(&mut self.world))?;
             }
             Token::Terminal(call) => {
-                let received = self.commands.get_mut(&call).map_or(Ok(()), Command::receive_terminal);
-                received.map_err(ChannelError::Socket)?;
+                self.commands.entry(call).and_modify(Command::receive_terminal);
             }
             Token::ShellInput(id) | Token::ShellOutput(id, _) | Token::ShellStatus(id) => {
                 self.serve_shell(token, id)?
@@ -244,7 +243,8 @@ impl EventLoop {
 
     fn ended(&mut self, pid: Pid, status: WaitStatus, now: Instant) -> Result<(), ChannelError> {
         if let Some(command) = self.commands.values_mut().find(|command| command.pid() == pid) {
-            return command.exited(status, now).map_err(ChannelError::Socket);
+            command.exited(status, now);
+            return Ok(());
         }
         if let Some(file) = self.files.values_mut().find(|file| file.pid() == Some(pid)) {
             file.reaped();

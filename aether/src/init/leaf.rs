@@ -28,6 +28,8 @@ struct Leaf {
     /// Version 2: writing to it kills all members at once.
     kill: Option<OwnedFd>,
     busy: bool,
+    /// It was seen empty after its last command, and so it stays: only a command's own child joins it.
+    empty: bool,
 }
 
 /// What a command's processes are found by.
@@ -55,8 +57,10 @@ impl Leaves {
         if self.parent.is_none() {
             return Ok(Scope { leaf: None, root: None, oom_kills_before: 0 });
         }
-        let unused = self.leaves.iter().position(|leaf| !leaf.busy && read_pids(&leaf.directory, 1).is_empty());
-        let index = match unused {
+        let unused = |leaf: &Leaf| !leaf.busy && leaf.empty;
+        let emptied = |leaf: &Leaf| !leaf.busy && is_empty(&leaf.directory);
+        let leaves = &self.leaves;
+        let index = match leaves.iter().position(unused).or_else(|| leaves.iter().position(emptied)) {
             Some(index) => index,
             None => self.make()?,
         };
@@ -82,7 +86,7 @@ impl Leaves {
             1 => (open("memory.oom_control", OFlags::RDONLY)?, None),
             _ => (open("memory.events", OFlags::RDONLY)?, open("cgroup.kill", OFlags::WRONLY).ok()),
         };
-        self.leaves.push(Leaf { directory, door, events, kill, busy: false });
+        self.leaves.push(Leaf { directory, door, events, kill, busy: false, empty: false });
         Ok(index)
     }
 
@@ -90,6 +94,7 @@ impl Leaves {
     pub fn release(&mut self, scope: Scope) {
         if let Some(leaf) = scope.leaf.and_then(|index| self.leaves.get_mut(index)) {
             leaf.busy = false;
+            leaf.empty = is_empty(&leaf.directory);
         }
     }
 
@@ -98,10 +103,15 @@ impl Leaves {
         self.leaf(scope).map(|leaf| leaf.door.as_fd())
     }
 
-    /// Every process of the scope now, zombies aside; at most `limit` of them.
-    pub fn members(&self, scope: &Scope, limit: usize) -> Vec<Pid> {
+    /// Whether no process of the scope is left, zombies aside.
+    pub fn is_empty(&self, scope: &Scope) -> bool {
+        self.leaf(scope).map_or_else(|| self.members(scope).is_empty(), |leaf| is_empty(&leaf.directory))
+    }
+
+    /// Every process of the scope now, zombies aside. Those that cannot be listed are missed: who kills asks again.
+    pub fn members(&self, scope: &Scope) -> Vec<Pid> {
         match (self.leaf(scope), scope.root) {
-            (Some(leaf), _) => read_pids(&leaf.directory, limit),
+            (Some(leaf), _) => read_pids(&leaf.directory).unwrap_or_default(),
             (None, Some(root)) => tree::members(&self.proc, root),
             (None, None) => Vec::new(),
         }
@@ -122,7 +132,7 @@ impl Leaves {
     /// The first blow: the group of the first process dies in one step of the kernel's, so that a fork bomb in it
     /// cannot outrun us. Who else belongs to it is found before that, since descent is lost with a parent.
     pub fn kill_group(&self, scope: &Scope, leader: Pid) {
-        let members = self.members(scope, usize::MAX);
+        let members = self.members(scope);
         // ESRCH: they have ended in between, which is what was wanted
         let _gone = kill_process_group(leader, Signal::KILL);
         for pid in members {
@@ -133,7 +143,7 @@ impl Leaves {
 
     /// Whether any process got the signal.
     pub fn signal(&self, scope: &Scope, signal: Signal) -> bool {
-        let members = self.members(scope, usize::MAX);
+        let members = self.members(scope);
         members.into_iter().filter(|pid| kill_process(*pid, signal).is_ok()).count() > 0
     }
 
@@ -167,18 +177,23 @@ pub fn read_counter(file: BorrowedFd<'_>, name: &str) -> u64 {
 }
 
 /// Opened anew each time: version 1 serves a list up to a second old to a descriptor that has read one before.
-fn read_pids(leaf: &OwnedFd, limit: usize) -> Vec<Pid> {
+fn open_pids(leaf: &OwnedFd) -> Result<OwnedFd, Errno> {
+    openat(leaf, "cgroup.procs", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Whether nobody is in a leaf; one that cannot be looked into is not taken for empty.
+fn is_empty(leaf: &OwnedFd) -> bool {
+    open_pids(leaf).and_then(|procs| rustix::io::read(procs, &mut [0; 16])) == Ok(0)
+}
+
+fn read_pids(leaf: &OwnedFd) -> Result<Vec<Pid>, Errno> {
+    let procs = open_pids(leaf)?;
     let mut text = Vec::new();
-    if let Ok(procs) = openat(leaf, "cgroup.procs", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = rustix::io::read(&procs, &mut buffer) {
-            text.extend_from_slice(&buffer[..count]);
-            if limit == 1 {
-                break;
-            }
-        }
+    let mut buffer = [0; 4096];
+    while let count @ 1.. = rustix::io::read(&procs, &mut buffer)? {
+        text.extend_from_slice(&buffer[..count]);
     }
     let lines = String::from_utf8_lossy(&text);
     // 0 stands for a process outside of our pid namespace
-    lines.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).take(limit).collect()
+    Ok(lines.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect())
 }

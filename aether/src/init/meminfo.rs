@@ -8,13 +8,11 @@ impl Meminfo {
         let mut buffer = [0; 32];
         let Ok(count) = rustix::io::pread(&self.usage, &mut buffer, 0) else { return };
         let used = std::str::from_utf8(&buffer[..count]).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        let text = render(self.limit_bytes, used);
-        if rustix::io::pwrite(&self.file, text.as_bytes(), 0).is_ok() {
-            let _shorter_only_when_written = rustix::fs::ftruncate(&self.file, text.len() as u64);
-        }
+        let _stale = rustix::io::pwrite(&self.file, render(self.limit_bytes, used).as_bytes(), 0);
     }
 }
 
+/// Of one length whatever is used, so that what is written anew covers what stood there.
 fn render(limit: u64, used: u64) -> String {
     let (total, free) = (limit / 1024, limit.saturating_sub(used) / 1024);
     let values = [
@@ -31,7 +29,8 @@ fn render(limit: u64, used: u64) -> String {
         ("Shmem", 0),
         ("Slab", 0),
     ];
-    values.iter().map(|(name, value)| format!("{:<16}{value:>8} kB\n", format!("{name}:"))).collect()
+    let width = total.to_string().len().max(8);
+    values.iter().map(|(name, value)| format!("{:<16}{value:>width$} kB\n", format!("{name}:"))).collect()
 }
 
 #[cfg(test)]
@@ -42,6 +41,7 @@ mod tests {
     fn shows_the_limit_and_what_is_left() {
         let text = render(512 << 20, 128 << 20);
         assert!(text.starts_with("MemTotal:         524288 kB\nMemFree:          393216 kB\n"), "{text}");
+        assert_eq!(render(1 << 40, 0).len(), render(1 << 40, 1 << 40).len());
         assert!(render(1 << 20, 2 << 20).contains("MemFree:               0 kB"));
     }
 }

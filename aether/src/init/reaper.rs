@@ -19,8 +19,9 @@ impl Reaper {
     /// Every child that has ended; to be called when the descriptor is readable.
     pub fn reap(&self) -> Vec<(Pid, WaitStatus)> {
         let mut discarded = [0; 128];
-        // one signal stands for any number of ended children, so what it says does not matter
-        while rustix::io::read(&self.signals, &mut discarded).is_ok_and(|count| count > 0) {}
+        // one signal stands for any number of ended children, so what it says does not matter; one that comes after
+        // this makes the descriptor readable again
+        let _none_there = rustix::io::read(&self.signals, &mut discarded);
         let mut ended = Vec::new();
         while let Ok(Some(child)) = rustix::process::wait(WaitOptions::NOHANG) {
             ended.push(child);

@@ -108,7 +108,7 @@ impl Session {
     }
 
     fn begin(&mut self, world: &World, call: u64, command: &str, limit: OutputLimit, deadline: Instant, now: Instant) {
-        let members = world.leaves.members(&self.shell.scope, usize::MAX);
+        let members = world.leaves.members(&self.shell.scope);
         let known = |pid| (pid, tree::start_time(&world.sandbox.proc, pid));
         let before = members.into_iter().filter(|pid| *pid != self.shell.pid).map(known).collect();
         self.run = Some(Run {
@@ -204,7 +204,7 @@ impl Session {
             world.leaves.kill(&self.shell.scope);
             return;
         }
-        for pid in world.leaves.members(&self.shell.scope, usize::MAX) {
+        for pid in world.leaves.members(&self.shell.scope) {
             let was_there = run.before.contains(&(pid, tree::start_time(&world.sandbox.proc, pid)));
             if pid != self.shell.pid && !was_there {
                 // ESRCH: it has just ended

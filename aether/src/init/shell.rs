@@ -224,7 +224,7 @@ impl Parts {
 fn spawn(world: &World, scope: &mut Scope, program: &Program) -> std::io::Result<Parts> {
     let (stdout, stdout_child) = world.standard_output_pipe()?;
     let (stderr, stderr_child) = world.standard_output_pipe()?;
-    let (report, report_child) = world.output_pipe()?;
+    let (report, report_child) = world.report_pipe()?;
     let (status, status_child) = world.output_pipe()?;
     let (stdin_child, stdin) = world.standard_input_pipe()?;
     let luggage = Luggage {

@@ -57,6 +57,11 @@ impl World {
         Ok((ours, theirs))
     }
 
+    /// A pipe for a child's report, which fits into any pipe: neither end blocks.
+    pub fn report_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        Ok(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
+    }
+
     /// As `output_pipe`, for a program: to be standard output or error.
     pub fn standard_output_pipe(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
         let (ours, theirs) = self.output_pipe()?;

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conversation import Conversation
 from rig import Box
 
 from libdsec.protocol.errors import CommandNotStartedError, InvalidArgumentError, QuotaExceededError
-from libdsec.protocol.frames import STDERR, STDOUT, WINDOW
+from libdsec.protocol.frames import STDERR, STDOUT, WINDOW, Kind
 
 pytestmark = [
     pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
@@ -127,6 +128,21 @@ def test_bad_arguments_name_the_field(talk: Conversation, changes: dict[str, Any
     with pytest.raises(InvalidArgumentError) as caught:
         assert talk.exec(**changes).answer
     assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize("event", [{}, {"signal": "9"}, {"rows": -1, "cols": 1}, [1], None])
+def test_an_event_that_means_nothing_has_no_effect(talk: Conversation, event: Any) -> None:
+    call = talk.start_exec("read x; echo $x", stdin=True)
+    talk.send(Kind.EVENT, call.number, msgspec.msgpack.encode(event) if event is not None else b"\xc1")
+    talk.feed(call, b"still here\n")
+    assert talk.finish(call).stdout == b"still here\n"
+
+
+def test_only_stream_1_is_stdin(talk: Conversation) -> None:
+    call = talk.start_exec("cat", stdin=True)
+    talk.send(Kind.DATA, call.number, b"not this", STDOUT)
+    talk.feed(call, b"this")
+    assert talk.finish(call).stdout == b"this"
 
 
 def test_a_background_process_does_not_hold_the_answer(talk: Conversation) -> None:
