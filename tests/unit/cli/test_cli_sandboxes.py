@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -127,6 +130,15 @@ def test_exec_by_a_unique_beginning(node):
     assert (result.exit_code, "2 ids begin so" in result.stderr) == (64, True)
     result = node.run("exec", "q", "exit", "0")
     assert (result.exit_code, "no id begins so" in result.stderr) == (66, True)
+
+
+@pytest.mark.parametrize("redirection", ["</dev/null", "<&-"])
+def test_a_command_that_never_started_is_one_line_with_standard_input_too(node, redirection):
+    """As a process, since it reads the descriptor itself."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "dsec", "exec", "-i", "xyz", "nope"]
+    environment = {**os.environ, "DSEC_URL": node.url}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (127, "dsec: cannot run 'nope': no such program\n")
 
 
 def test_exec_passes_env_user_cwd(node):

@@ -56,15 +56,23 @@ def forwarded_signals(process: Process) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def _stdin_to(process: Process) -> AsyncIterator[None]:
     """Copies our standard input while the block runs."""
+    failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         pump = tasks.create_task(_pump(process))
         try:
             yield
+        except Exception as error:
+            failure = error  # raised below: out of here it would come wrapped in a group
         finally:
             pump.cancel()
+    if failure is not None:
+        raise failure
 
 
 async def _pump(process: Process) -> None:
+    if sys.stdin is None:  # we were started without one
+        await process.stdin.close()
+        return
     descriptor = sys.stdin.fileno()
     while data := await _read(descriptor):
         if not await process.stdin.write(data):

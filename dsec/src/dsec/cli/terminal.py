@@ -26,7 +26,7 @@ def size() -> tuple[int, int]:
 
 def check() -> None:
     """:raises InvalidArgumentError: standard input is no terminal."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise InvalidArgumentError("cannot give the command a terminal: standard input is none; leave out --tty")
 
 
