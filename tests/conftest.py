@@ -7,17 +7,29 @@ test is an error.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import inspect
 import os
 import platform
 import shutil
+import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
+
+from dsec.store.digest import LAYER_GENERATION
+from remains import BUILD, STATE_PREFIX, Remains
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+IMAGE_STATE = BUILD / f"test-image-{LAYER_GENERATION}"
+IMAGE_NAME = IMAGE_STATE / "name"
+"""Written once the image is there."""
 
 
 def _kernel() -> tuple[int, int]:
@@ -74,6 +86,34 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {need}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that stands on the image of the host's release may find that it has to be built first."""
+    if IMAGE_NAME.exists():
+        return
+    for item in items:
+        if any("mmdebstrap" in marker.args for marker in item.iter_markers("needs")):
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on an event loop of its own, of the server's kind."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    uvloop.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_remains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The first fixture of a run, and so the last to end: what is there then is left behind."""
+    remains = Remains(tmp_path_factory.getbasetemp())
+    yield
+    left = remains.left()
+    assert not left, "the tests left behind:\n" + "\n".join(left)
+
+
 def _dsec(environment: dict[str, str], *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dsec", *arguments],
@@ -87,25 +127,56 @@ def _dsec(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def node_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A node of this test run's own, with the image of the host's distribution, as environment variables.
-
-    Its images are kept in build/ between runs, since building one is slow; all else goes at the end.
-    """
+@contextlib.contextmanager
+def _node(state_dir: Path, run_dir: Path) -> Iterator[dict[str, str]]:
+    """A node that runs, as environment variables."""
     binary = aether_binary()
     assert binary is not None, "the aether binary is missing: `make setup` builds it"
-    run_dir = tmp_path_factory.mktemp("node") / "run"
     environment = {
-        "DSEC_STATE_DIR": str(REPOSITORY / "build" / "test-node"),
+        "DSEC_STATE_DIR": str(state_dir),
         "DSEC_RUN_DIR": str(run_dir),
         "DSEC_AETHER": str(binary),
         "DSEC_URL": "",
     }
     _dsec(environment, "serve", "--background")
     try:
-        _dsec(environment, "image", "build", "--if-missing")
-        environment["DSEC_IMAGE"] = _dsec(environment, "image", "ls", "--quiet").split()[0]
         yield environment
     finally:
         _dsec(environment, "serve", "--stop")
+
+
+@pytest.fixture(scope="session")
+def image_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a node that has the image of the host's release. Only to be read.
+
+    Built once a checkout, by whichever test run comes first, since it takes most of a minute.
+    """
+    IMAGE_STATE.mkdir(parents=True, exist_ok=True)
+    with open(IMAGE_STATE.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not IMAGE_NAME.exists():
+            with _node(IMAGE_STATE, tmp_path_factory.mktemp("builder") / "run") as environment:
+                _dsec(environment, "image", "build", "--if-missing")
+                name = _dsec(environment, "image", "ls", "--quiet")
+            IMAGE_NAME.write_text(name)
+    return IMAGE_STATE
+
+
+@pytest.fixture(scope="session")
+def node_environment(tmp_path_factory: pytest.TempPathFactory, image_state: Path) -> Iterator[dict[str, str]]:
+    """A node of this test run's own, with the image of the host's release, as environment variables.
+
+    Its state stands beside the shared one, for its layers are hard links to those.
+    """
+    state = Path(tempfile.mkdtemp(prefix=STATE_PREFIX, dir=BUILD))
+    try:
+        shutil.copytree(image_state / "layers", state / "layers", copy_function=os.link)
+        with (
+            contextlib.closing(sqlite3.connect(image_state / "catalogue.db")) as shared,
+            contextlib.closing(sqlite3.connect(state / "catalogue.db")) as own,
+        ):
+            shared.backup(own)
+        with _node(state, tmp_path_factory.mktemp("node") / "run") as environment:
+            yield {**environment, "DSEC_IMAGE": IMAGE_NAME.read_text().strip()}
+    finally:
+        shutil.rmtree(state)

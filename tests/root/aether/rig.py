@@ -288,9 +288,16 @@ class ForkServer:
         self.peer.close()
 
 
-def hold_image(server: ForkServer, key: str, image: Path) -> None:
+class Image(NamedTuple):
+    """An EROFS image, and the file with its contents where that is another."""
+
+    metadata: str
+    data: str | None = None
+
+
+def hold_image(server: ForkServer, key: str, image: Image) -> None:
     """Hand an EROFS image to the fork server as a layer."""
-    mount = mount_erofs(str(image), None)
+    mount = mount_erofs(image.metadata, image.data)
     try:
         server.peer.call("layer.hold", {"key": key}, (mount,))
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from leftovers import traces, wait_until
-from rig import Answer, Box, ForkServer, Peer, aether_binary, hello, hold_image
+from rig import Answer, Box, ForkServer, Image, Peer, aether_binary, hello, hold_image
 
 from libdsec.protocol import frames
 from libdsec.protocol.errors import (
@@ -187,7 +187,7 @@ def test_the_end_of_pid_1_ends_everything_inside(server: ForkServer) -> None:
 
 
 @pytest.fixture
-def own_server(tmp_path: Path, base_image: Path) -> ForkServer:
+def own_server(tmp_path: Path, base_image: Image) -> ForkServer:
     server = ForkServer(aether_binary(), tmp_path)
     hold_image(server, "base", base_image)
     return server

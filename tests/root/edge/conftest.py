@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 
 import pytest
-import uvloop
 from node_process import NodeProcess
 
 from dsec.testing.tiny_root import make_tiny_root
 from dsec.testing.wire_client import wire_client
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    uvloop.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
 
 
 @pytest.fixture(scope="session")

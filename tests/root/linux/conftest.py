@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from dsec.linux import mounts
+from remains import DISK_PREFIX
 
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
     """Not /tmp, which may be in memory: EROFS reads files of disk file systems only."""
-    path = Path(tempfile.mkdtemp(prefix="dsec-test-", dir="/var/tmp"))
+    path = Path(tempfile.mkdtemp(prefix=DISK_PREFIX, dir="/var/tmp"))
     try:
         yield path
     finally:

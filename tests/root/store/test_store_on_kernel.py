@@ -25,6 +25,7 @@ from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest
 from libdsec.protocol.errors import CapacityError, IntegrityError, InvalidArgumentError
 from libdsec.protocol.spec import SandboxSpec
+from remains import DISK_PREFIX
 
 pytestmark = pytest.mark.needs("root", "erofs")
 WAYS = [
@@ -40,7 +41,7 @@ def nothing(progress: BuildProgress) -> None:
 @pytest.fixture
 def disk() -> Iterator[Path]:
     """On a disk: EROFS reads no files that lie in memory."""
-    with tempfile.TemporaryDirectory(prefix="dsec-test-", dir="/var/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix=DISK_PREFIX, dir="/var/tmp") as path:
         yield Path(path)
 
 

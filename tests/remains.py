@@ -1,0 +1,107 @@
+"""What a test run must not leave behind on the machine.
+
+What others do there meanwhile does not count. A mount, a loop device, a file or a process is ours by a path of this run
+in its name, or by the environment that this run gave it; a control group is one that was not there before and that no
+server which still runs has made.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+TOKEN = "DSEC_TEST_RUN"
+"""In the environment of every process that a test starts: the pid of its run."""
+
+BUILD = Path(__file__).resolve().parent.parent / "build"
+STATE_PREFIX = f"node-{os.getpid()}-"
+"""Of directories in build/."""
+DISK_PREFIX = f"dsec-test-{os.getpid()}-"
+"""Of directories in /var/tmp, which lies on a disk where /tmp may not."""
+
+_WAIT_S = 20.0
+"""For what is given back in the background."""
+
+
+class Remains:
+    """Made before the first test."""
+
+    def __init__(self, temporary: Path) -> None:
+        """`temporary`: where the run's own temporary directories are."""
+        os.environ[TOKEN] = str(os.getpid())
+        self._ours = (f"{temporary}/", f"{BUILD}/{STATE_PREFIX}", f"/var/tmp/{DISK_PREFIX}")
+        self._groups = set(_groups())
+        self._networks = set(glob.glob("/run/netns/*"))
+
+    def left(self) -> list[str]:
+        """What is there all the while and should not be: others' groups may come and go."""
+        deadline = time.monotonic() + _WAIT_S
+        found = set(self._now())
+        while found and time.monotonic() < deadline:
+            time.sleep(0.1)
+            found &= set(self._now())
+        return sorted(found)
+
+    def _now(self) -> Iterator[str]:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if self._names_ours(line):
+                yield f"mount: {line}"
+        for backing in glob.glob("/sys/block/loop*/loop/backing_file"):
+            if self._names_ours(path := _read(backing).decode(errors="replace").strip()):
+                yield f"loop device over {path}"
+        yield from (f"directory {path}" for prefix in self._ours[1:] for path in glob.glob(f"{prefix}*"))
+        yield from (f"network namespace {path}" for path in {*glob.glob("/run/netns/*")} - self._networks)
+        yield from self._processes()
+        groups = set(_groups()) - self._groups
+        if groups:
+            others = set(_groups_of_servers())
+            yield from (f"control group {path}" for path in groups if os.path.basename(path) not in others)
+
+    def _processes(self) -> Iterator[str]:
+        mark = f"{TOKEN}={os.getpid()}".encode()
+        for pid in _pids():
+            command = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+            if pid == os.getpid() or not command:
+                continue
+            if self._names_ours(command) or mark in _read(f"/proc/{pid}/environ").split(b"\0"):
+                yield f"process {pid}: {command[:200]}"
+
+    def _names_ours(self, text: str) -> bool:
+        return any(path in text for path in self._ours)
+
+
+def _groups() -> list[str]:
+    """Directories of nodes, probes, benches and tests in every hierarchy."""
+    names = ("dsec-*", "aether-test-*")
+    return [path for name in names for top in ("", "*/") for path in glob.glob(f"/sys/fs/cgroup/{top}{name}")]
+
+
+def _groups_of_servers() -> Iterator[str]:
+    """Names of the groups of every server that runs."""
+    for pid in _pids():
+        words = _read(f"/proc/{pid}/cmdline").split(b"\0")
+        if b"serve" not in words:
+            continue
+        variables = dict(word.partition(b"=")[::2] for word in _read(f"/proc/{pid}/environ").split(b"\0"))
+        state = variables.get(b"DSEC_STATE_DIR", b"/var/lib/dsec")
+        if b"--state-dir" in words:
+            state = words[words.index(b"--state-dir") + 1]
+        if identity := _read(os.path.join(state, b"edge.json")):
+            yield f"dsec-{json.loads(identity)['edge_prefix']}"
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _read(path: str | bytes) -> bytes:
+    """Nothing of what has gone meanwhile, or is not ours to see."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
