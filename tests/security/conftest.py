@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from inside import Create
@@ -22,7 +23,11 @@ def create(client: DSecClient, node_environment: dict[str, str]) -> Iterator[Cre
     made: list[Sandbox] = []
 
     def create(**options: object) -> Sandbox:
-        arguments = {"container_image": node_environment["DSEC_IMAGE"], "memory_limit_mb": 256, **options}
+        arguments: dict[str, Any] = {
+            "container_image": node_environment["DSEC_IMAGE"],
+            "memory_limit_mb": 256,
+            **options,
+        }
         made.append(client.run_container(DSecContainerRunArgs(**arguments)))
         return made[-1]
 

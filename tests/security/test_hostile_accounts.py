@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from inside import Create
+
 from libdsec.errors import CommandNotStartedError
 from libdsec.sync import DSecClient, DSecContainerRunArgs, Sandbox
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from inside import python
+from inside import Create, python
 
-from inside import Create
 from libdsec.errors import CommandNotStartedError, FileOperationError
 from libdsec.sync import Sandbox
 

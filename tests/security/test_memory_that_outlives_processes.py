@@ -9,9 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 
 import pytest
-from inside import python
+from inside import Create, python
 
-from inside import Create
 from libdsec.sync import OutputLimit, Sandbox
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether", "mmdebstrap")

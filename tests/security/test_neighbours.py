@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inside import python
-
-from inside import Create
+from inside import Create, python
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether", "mmdebstrap")
 
