@@ -84,6 +84,8 @@ class ForkServer:
             await self._greet(link)
             await link.call("server.shutdown", {}, SHUTDOWN_TIMEOUT_S)
             link.close("it was shut down")
+            # its answer comes before its end: it listens until then, and then takes away the socket's path
+            await asyncio.to_thread(kill_recorded, self._record_path)
         except DSecError as error:
             # hung, or of another make; what it leaves running is swept with its control groups
             self._kill(link, f"the one of an earlier edge does not end: {error}")
