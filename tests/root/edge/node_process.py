@@ -59,9 +59,10 @@ class NodeProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(WAIT_S)
-        for pid in [*self.fork_servers(), *self.inits()]:
+        started = (self.state_dir / "edge.json").exists()
+        for pid in [*self.fork_servers(), *(self.inits() if started else ())]:
             os.kill(pid, signal.SIGKILL)
-        if not (self.state_dir / "edge.json").exists():
+        if not started:
             return
         for root in self._cgroup_roots():
             for path in [top for top, _, _ in os.walk(root)][::-1]:
@@ -86,8 +87,13 @@ class NodeProcess:
         return [pid for pid in self._aethers() if _inner_pid(pid) is None]
 
     def inits(self) -> list[int]:
-        """PID 1 of every sandbox, also of those whose fork server is gone."""
-        return [pid for pid in self._aethers() if _inner_pid(pid) == 1]
+        """PID 1 of every sandbox, also of those whose fork server is gone: by its group, since it tells no path."""
+        group = f"/dsec-{self.prefix}/".encode()
+        return [
+            pid
+            for pid in _pids()
+            if _inner_pid(pid) == 1 and b"aether" in _read(pid, "cmdline") and group in _read(pid, "cgroup")
+        ]
 
     def _aethers(self) -> list[int]:
         """What was started as fork server of this run directory, and its forks, which have the same command line."""
