@@ -104,7 +104,7 @@ def test_a_layer_of_a_small_tree(tmp_path: Path) -> None:
     (lower / "a").mkdir(parents=True)
     (lower / "a" / "file").write_bytes(b"x" * 100_000)
     directory.mkdir()
-    ground: Any = SimpleNamespace(directory=directory, lower=lower)
+    ground: Any = SimpleNamespace(directory=directory, lower=lower, load=0.0)
     _check(msgspec.to_builtins(asyncio.run(layer_build.measure(ground, 4, silent))))
     assert list(directory.iterdir()) == []
 

@@ -8,7 +8,7 @@ import pytest
 from dsec.bench.figures import TARGETS, Figure, Machine, Report, median, of_rate, of_times, percentile, report
 from dsec.bench.run import BENCHES
 
-MACHINE = Machine(2, 24000, "6.18", "Debian", "v2", "a processor", "2026-01-02")
+MACHINE = Machine(2, 24000, "6.18", "Debian", "v2", "a processor", "2026-01-02", 0.1)
 
 
 def test_every_ratio_is_ours_divided_by_the_named_thing() -> None:

@@ -20,7 +20,7 @@ RECORDED = b"""
  "floor": {"value": 2.3, "unit": "ms", "samples": 200, "p99": 3.16},
  "ratios": {"crun": 0.6144, "runc": null, "floor": 2.217},
  "machine": {"cores": 2, "memory_mb": 24152, "kernel": "6.18.44", "distribution": "Debian GNU/Linux 12",
-             "cgroup": "hybrid, memory on v1", "processor": "a processor", "date": "2026-11-29"}}
+             "cgroup": "hybrid, memory on v1", "processor": "a processor", "date": "2026-11-29", "load": 0.25}}
 """
 
 

@@ -70,4 +70,4 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         times = await interleave(contestants, samples, progress=progress)
     detail = {"create_ms": median(ours.create_ms), "stop_ms": median(ours.stop_ms)}
     others: dict[str, Figure | None] = {name: of_times(times[name]) if name in times else None for name in found}
-    return report(NAME, machine(), of_times(times["ours"], detail), others, of_times(times["floor"]))
+    return report(NAME, machine(ground.load), of_times(times["ours"], detail), others, of_times(times["floor"]))

@@ -57,4 +57,4 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
                 contestants[name] = Contestant(partial(_peer, ground.native, peer), peer.share)
         times = await interleave(contestants, samples, progress=progress)
     others: dict[str, Figure | None] = {name: of_times(times[name]) if name in times else None for name in found}
-    return report(NAME, machine(), of_times(times["ours"]), others, of_times(times["floor"]))
+    return report(NAME, machine(ground.load), of_times(times["ours"]), others, of_times(times["floor"]))

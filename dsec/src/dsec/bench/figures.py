@@ -31,6 +31,8 @@ class Machine(msgspec.Struct, frozen=True):
     """Which version has the controllers."""
     processor: str
     date: str
+    load: float
+    """The load average of a minute before anything was measured: on a machine with other work figures say less."""
 
 
 class Report(msgspec.Struct, frozen=True):

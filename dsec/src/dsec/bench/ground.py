@@ -44,6 +44,7 @@ class Ground(msgspec.Struct, frozen=True):
     native: Native
     node: Node
     image: str
+    load: float
 
 
 @contextlib.contextmanager
@@ -92,6 +93,7 @@ async def ground(options: Options, say: Say) -> AsyncIterator[Ground]:
     if os.geteuid() != 0:
         raise PermissionDeniedError("cannot measure: namespaces and mounts need root")
     image = host_image() if options.image is None else HostImage(options.image, "")
+    load = os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=options.scratch))
     try:
         node: Node = OwnNode(directory / "node") if options.private else UsersNode(Path(options.state_dir))
@@ -102,7 +104,7 @@ async def ground(options: Options, say: Say) -> AsyncIterator[Ground]:
             floor = directory / "floor-scratch"
             floor.mkdir()
             say("compiling the floor")
-            yield Ground(directory, lower, await compile_native(directory, lower, floor), node, image.ref)
+            yield Ground(directory, lower, await compile_native(directory, lower, floor), node, image.ref, load)
     finally:
         unmount_below(directory)
         shutil.rmtree(directory)

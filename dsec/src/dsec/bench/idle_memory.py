@@ -162,4 +162,4 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         ours.append(await _ours(ground, samples))
         progress(2 * number + 1, 2 * ROUNDS, "floor")
         floor.append(await _floor(ground, samples))
-    return report(NAME, machine(), _middle(ours), {}, _middle(floor))
+    return report(NAME, machine(ground.load), _middle(ours), {}, _middle(floor))

@@ -94,4 +94,6 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
             contestants["mkfs_erofs"] = Contestant(partial(builds.program, ["mkfs.erofs", "-d0", "@OUT@", str(tree)]))
         times = await interleave(contestants, samples, rounds=min(samples, 5), progress=progress)
     others = {name: _seconds(times[name]) if name in times else None for name in ("tar_gz", "mkfs_erofs")}
-    return report(NAME, machine(), _seconds(times["ours"], {"from_tar_s": median(times["tar"])}), others, None)
+    return report(
+        NAME, machine(ground.load), _seconds(times["ours"], {"from_tar_s": median(times["tar"])}), others, None
+    )

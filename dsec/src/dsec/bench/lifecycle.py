@@ -104,4 +104,4 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
                 await asyncio.sleep(SETTLE_S)
                 await rate.turn(samples // ROUNDS)
     others: dict[str, Figure | None] = {name: rates[name].figure() if name in rates else None for name in found}
-    return report(NAME, machine(), rates["ours"].figure(), others, rates["floor"].figure())
+    return report(NAME, machine(ground.load), rates["ours"].figure(), others, rates["floor"].figure())

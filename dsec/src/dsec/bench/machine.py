@@ -40,7 +40,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def machine() -> Machine:
+def machine(load: float) -> Machine:
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory_mb=memory_kb("MemTotal") // 1024,
@@ -49,4 +49,5 @@ def machine() -> Machine:
         cgroup=_cgroup(),
         processor=_processor(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        load=load,
     )

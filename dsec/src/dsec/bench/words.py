@@ -56,5 +56,5 @@ def rows(report: Report) -> list[tuple[str, Figure | None]]:
 def machine(facts: Machine) -> str:
     return (
         f"{facts.cores} cores ({facts.processor}), {facts.memory_mb:,} MB, Linux {facts.kernel}, "
-        f"{facts.distribution}, cgroup {facts.cgroup}, {facts.date}"
+        f"{facts.distribution}, cgroup {facts.cgroup}, load {facts.load:.1f} before, {facts.date}"
     )

@@ -18,7 +18,7 @@ from dsec.bench.ground import Options
 from dsec.bench.run import BENCHES, run
 
 from .options import JsonOption
-from .outcome import execute_alone
+from .outcome import execute_alone, warn
 from .output import emit
 
 app = typer.Typer(
@@ -95,6 +95,9 @@ async def _measure(names: list[str], samples: int | None, options: Options, json
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
     reports = []
     out, err = Console(), Console(stderr=True)
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 4:
+        warn(f"this machine has other work (load {load:.1f} on {cores} cores): the figures will say less")
     with err.status("starting") as status:
         async with aclosing(run(names, samples, options, lambda text: status.update(text))) as running:
             async for report in running:
