@@ -1,5 +1,6 @@
 """Directories that hostile code has filled are removed whole, and nothing beside them is touched."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -82,6 +83,28 @@ def test_what_is_thrown_away_is_gone_at_once_and_removed_in_the_background(tmp_p
     assert trash.pending() == 0
     assert trash.failures == []
     assert trash.throw(str(tmp_path / "tree0")) is None
+
+
+def test_the_worker_survives_a_tree_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short of descriptors, for one."""
+    scandir = os.scandir
+    left = [2]
+
+    def failing(directory: int) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return scandir(directory)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    trash = Trash(str(tmp_path / "trash"))
+    for number in range(3):
+        (tmp_path / f"tree{number}").mkdir()
+        trash.empty_later(trash.throw(str(tmp_path / f"tree{number}")) or "")
+    trash.close()
+    monkeypatch.undo()
+    assert trash.pending() == 2
+    assert [failure.startswith("cannot list ") for failure in trash.failures] == [True, True]
 
 
 def test_what_a_crash_left_in_the_trash_is_emptied(tmp_path: Path) -> None:

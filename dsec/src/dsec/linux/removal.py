@@ -52,7 +52,7 @@ def remove_tree(path: str) -> None:
 def _empty(top: int, path: str) -> None:
     """Empty the directory `top`. Directories in it are emptied in turn, those in them are moved up into it."""
     moved = _Moved()
-    while entries := _entries(top):
+    while entries := _entries(top, path):
         for name, is_directory in entries:
             if not is_directory:
                 _unlink(top, name, path)
@@ -67,7 +67,7 @@ def _empty(top: int, path: str) -> None:
 
 def _hoist(child: int, top: int, moved: _Moved, path: str) -> None:
     """Empty `child`: files are unlinked, directories that have something in them go up into `top`."""
-    while entries := _entries(child):
+    while entries := _entries(child, path):
         for name, is_directory in entries:
             if not is_directory:
                 _unlink(child, name, path)
@@ -100,15 +100,18 @@ def _move_up(child: int, name: str, top: int, target: str, path: str) -> None:
         raise from_os_error(error, "rename", f"{path}/.../{name!r}") from None
 
 
-def _entries(directory: int) -> list[tuple[str, bool]]:
+def _entries(directory: int, path: str) -> list[tuple[str, bool]]:
     """Up to a batch of names, and which are directories. Read from the start each time, since removing while reading
     may skip some."""
     entries: list[tuple[str, bool]] = []
-    with os.scandir(directory) as found:
-        for entry in found:
-            entries.append((entry.name, entry.is_dir(follow_symlinks=False)))
-            if len(entries) == _BATCH:
-                break
+    try:
+        with os.scandir(directory) as found:
+            for entry in found:
+                entries.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                if len(entries) == _BATCH:
+                    break
+    except OSError as error:
+        raise from_os_error(error, "list", path) from None
     return entries
 
 
