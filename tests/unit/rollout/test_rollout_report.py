@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html.parser
 import io
+import os
 import re
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dsec.rollout import tables
 from dsec.rollout.charts import histogram, nice_step, number
 from dsec.rollout.outcome import Quantiles, RolloutReport, durations, in_flight, totals
 from dsec.rollout.page import render
-from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.errors import FileOperationError, InvalidArgumentError, UnsupportedOperationError
 
 
 def test_totals(recorded: RolloutReport) -> None:
@@ -63,6 +64,16 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: bytes | None, wor
         (tmp_path / "report.json").write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=words):
         files.read(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_refused_by_name(tmp_path: Path, recorded: RolloutReport) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileOperationError, match="choose another place"):
+        files.make_directory(tmp_path / "file")
+    (tmp_path / "report" / "report.html").mkdir(parents=True)
+    with pytest.raises(FileOperationError, match="choose another place"):
+        files.write(recorded, tmp_path / "report")
+    assert [name for name in os.listdir(tmp_path / "report") if name.startswith(".")] == []
 
 
 def test_a_newer_report_is_refused_by_name(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def run(
         rollouts = load(environment)
         acting = make_agent(agent)
         chosen = choose(rollouts.tasks(), tasks)
+        if report is not None:
+            files.make_directory(report)
         async with DSecClient() as client:
             settings = Settings(
                 image=await _image(client, image, build),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.errors import FileOperationError, InvalidArgumentError, UnsupportedOperationError
 
 from .outcome import SCHEMA, RolloutReport
 from .page import render
@@ -17,12 +17,37 @@ JSON_NAME, PAGE_NAME = "report.json", "report.html"
 
 
 def write(report: RolloutReport, directory: Path) -> tuple[Path, Path]:
-    """Both files, each whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Both files, each whole or not at all.
+
+    :raises FileOperationError: the file system refused.
+    """
+    make_directory(directory)
     data = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    return (
-        _replace(directory / JSON_NAME, data),
-        _replace(directory / PAGE_NAME, render(report).encode("utf-8", "replace")),
+    try:
+        return (
+            _replace(directory / JSON_NAME, data),
+            _replace(directory / PAGE_NAME, render(report).encode("utf-8", "replace")),
+        )
+    except OSError as error:
+        raise _refused(directory, error) from error
+
+
+def make_directory(directory: Path) -> None:
+    """For a report to come: better refused before the run than after it.
+
+    :raises FileOperationError: the file system refused.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refused(directory, error) from error
+
+
+def _refused(directory: Path, error: OSError) -> FileOperationError:
+    return FileOperationError(
+        f"cannot write the report in {directory}: {error.strerror}; choose another place with --report",
+        path=str(directory),
+        errno=error.errno or 0,
     )
 
 
