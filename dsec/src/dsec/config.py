@@ -53,18 +53,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return f"{self.run_dir}/fork-server.sock"
 
 
-_ENVIRONMENT = {
-    "DSEC_STATE_DIR": "state_dir",
-    "DSEC_RUN_DIR": "run_dir",
-    "DSEC_AETHER": "aether",
-    "DSEC_LOG_FILE": "log_file",
-    "DSEC_NODE_NAME": "node_name",
-    "DSEC_ID_BASE": "id_base",
-    "DSEC_ID_RANGES": "id_ranges",
-    "DSEC_DEFAULT_MEMORY_BYTES": "default_memory_bytes",
-    "DSEC_DEFAULT_PIDS": "default_pids",
-    "DSEC_FORK_SERVER_TIMEOUT_S": "fork_server_timeout_s",
-}
+ENVIRONMENT = {f"DSEC_{field.upper()}": field for field in NodeConfig.__struct_fields__}
+"""Variable → field, one for each."""
 
 
 def load(environment: dict[str, str] | None = None, **options: Any) -> NodeConfig:
@@ -73,7 +63,7 @@ def load(environment: dict[str, str] | None = None, **options: Any) -> NodeConfi
     :raises InvalidArgumentError: a value of the wrong type or an unknown option.
     """
     given = os.environ if environment is None else environment
-    values: dict[str, Any] = {field: given[name] for name, field in _ENVIRONMENT.items() if given.get(name)}
+    values: dict[str, Any] = {field: given[name] for name, field in ENVIRONMENT.items() if given.get(name)}
     values.update({k: v for k, v in options.items() if v is not None})
     try:
         config = msgspec.convert(values, NodeConfig, strict=False)
@@ -111,6 +101,6 @@ def find_aether(config: NodeConfig) -> str:
     if found is None:
         raise UnsupportedOperationError(
             f"cannot run sandboxes: no aether binary at {', '.join(map(str, places))}: "
-            "build it with `make build` or name it with DSEC_AETHER"
+            "build it with `make setup` or name it with DSEC_AETHER"
         )
     return found

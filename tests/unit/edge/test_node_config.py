@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from dsec.config import NodeConfig, find_aether, load
+from dsec.serve import main as serve
 from dsec.serve.lock import RunLock
-from libdsec.protocol.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
 
 
 def test_options_win_over_the_environment_over_the_defaults() -> None:
@@ -16,6 +22,10 @@ def test_options_win_over_the_environment_over_the_defaults() -> None:
     config = load({"DSEC_STATE_DIR": "/s", "DSEC_RUN_DIR": "/r", "DSEC_DEFAULT_PIDS": "7"}, run_dir="/x", log_file=None)
     assert (config.state_dir, config.run_dir, config.default_pids) == ("/s", "/x", 7)
     assert (config.api_socket, config.fork_server_socket) == ("/x/api.sock", "/x/fork-server.sock")
+
+
+def test_every_field_has_a_variable() -> None:
+    assert load({"DSEC_KEPT_FINAL": "5", "DSEC_SHM_BYTES": "4096"}) == NodeConfig(kept_final=5, shm_bytes=4096)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +46,7 @@ def test_what_cannot_be_is_refused(options: dict[str, object]) -> None:
 
 def test_the_binary_is_named_or_found(tmp_path: Path) -> None:
     binary = tmp_path / "aether"
-    with pytest.raises(UnsupportedOperationError, match="DSEC_AETHER"):
+    with pytest.raises(UnsupportedOperationError, match=r"`make setup`.*DSEC_AETHER"):
         find_aether(NodeConfig(aether=str(binary)))
     binary.touch(0o755)
     assert find_aether(NodeConfig(aether=str(binary))) == str(binary)
@@ -62,3 +72,9 @@ def test_a_lock_names_its_holder_and_waits_for_one_that_is_ending(tmp_path: Path
         assert len(waits) == 3
     with lock.held():
         assert Path(path).read_text().strip().isdigit()
+
+
+def test_a_log_that_cannot_be_written_is_said_by_name(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=f"{tmp_path}/s", run_dir=f"{tmp_path}/r", log_file=f"{tmp_path}/none/log")
+    with pytest.raises(UnavailableError, match=r"cannot write the log .*/none/log: No such file"):
+        serve(config)

@@ -45,7 +45,7 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None
     """Serve until SIGTERM, SIGINT or `server.shutdown`. `ready` is called once the socket answers.
 
     :raises AlreadyExistsError: another server has these directories.
-    :raises UnavailableError: the fork server or the socket cannot be made.
+    :raises UnavailableError: the log, the fork server or the socket cannot be made.
     :raises UnsupportedOperationError: this machine cannot run sandboxes; says what is missing.
     """
     for directory, mode in ((config.run_dir, 0o755), (config.state_dir, 0o700)):
@@ -53,7 +53,10 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None
             os.makedirs(directory, mode, exist_ok=True)
         except OSError as error:
             raise UnavailableError(f"cannot make {directory}: {error.strerror}") from None
-    log.configure(config.log_file)
+    try:
+        log.configure(config.log_file)
+    except OSError as error:
+        raise UnavailableError(f"cannot write the log {config.log_file}: {error.strerror}") from None
     with contextlib.ExitStack() as locks:
         for directory in dict.fromkeys((config.run_dir, config.state_dir)):
             locks.enter_context(RunLock(os.path.join(directory, "serve.lock"), config.api_socket).held())
