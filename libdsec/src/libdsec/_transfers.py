@@ -158,7 +158,8 @@ class Transfers:
         self, method: str, request: msgspec.Struct, target: str, mode: int, limit: int, progress: Progress | None
     ) -> Transfer:
         async with await self._download(method, request) as download:
-            saving = await asyncio.to_thread(_Saving, target, mode)
+            # not in a thread: one that a cancel leaves behind would make the file, and nobody would know of it
+            saving = _Saving(target, mode)
             try:
                 async for chunk in download:
                     if saving.size + len(chunk) > limit:
@@ -169,9 +170,9 @@ class Transfers:
                     if progress is not None:
                         progress(saving.size)
                 answer = await download.answer()
-                await asyncio.to_thread(saving.commit)
+                saving.commit()
             finally:
-                await asyncio.to_thread(saving.close)
+                saving.close()
         return Transfer(saving.size, max(1, answer.entries))
 
     async def _send_all(self, upload: Upload, read: Callable[[], bytes]) -> Transfer:

@@ -33,6 +33,7 @@ from .sandbox import Sandbox
 
 _CREATE_GRACE_S = 10.0
 _BUILD_SILENCE_S = 900.0
+_VERIFY_S = 3600.0
 
 _decode_progress = msgspec.msgpack.Decoder(BuildProgress).decode
 
@@ -172,7 +173,9 @@ class DSecClient:
 
         :raises IntegrityError: says which layer, and which part of it.
         """
-        answer: ImageInfo = await self._channel.call("image.verify", ImageNameRequest(ref), repeatable=True)
+        answer: ImageInfo = await self._channel.call(
+            "image.verify", ImageNameRequest(ref), timeout=_VERIFY_S, repeatable=True
+        )
         return answer
 
     async def server_info(self) -> ServerInfo:

@@ -1,11 +1,12 @@
 """Starting the local server: once for many, with its log when it fails, and not for just anybody.
 
-What is started here is a stand-in that answers `server.info`; the real one is in test_platform.py.
+What is started here is a stand-in that answers `server.info`; the real one is in test_server.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -42,16 +43,13 @@ asyncio.run(main())
 
 @pytest.fixture
 def run_dir(tmp_path: Path):
+    """Whatever was started for it is ended, also what has not come to tell its pid yet."""
     yield tmp_path
-    try:
-        started = (tmp_path / "started").read_text().splitlines()
-    except FileNotFoundError:
-        return
-    for line in started:
-        try:
-            os.kill(int(line.split()[0]), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    mark = f"DSEC_RUN_DIR={tmp_path}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def client_of(run_dir: Path, code: str = SERVER, timeout: float = 30) -> DSecClient:
@@ -115,3 +113,22 @@ def test_another_user_is_told_what_to_do(run_dir: Path, monkeypatch: pytest.Monk
 
     asyncio.run(main())
     assert not (run_dir / "started").exists()
+
+
+def test_a_run_directory_that_cannot_be_is_said_by_name(tmp_path: Path):
+    (tmp_path / "run").symlink_to("nowhere")
+
+    async def main() -> None:
+        with pytest.raises(UnavailableError, match=r"cannot start a local server in .*/run: .*DSEC_RUN_DIR"):
+            await client_of(tmp_path / "run").open()
+
+    asyncio.run(main())
+
+
+def test_a_program_that_cannot_be_started_is_said_with_its_log(run_dir: Path):
+    async def main() -> None:
+        endpoint = LocalEndpoint(str(run_dir), ["/nowhere/server"])
+        with pytest.raises(UnavailableError, match=r"(?s)ended at once.*/nowhere/server"):
+            await DSecClient(endpoint=endpoint).open()
+
+    asyncio.run(main())

@@ -60,7 +60,11 @@ class LocalEndpoint:
             connection = await self._socket.connect_if_listening(timeout)
             if connection is not None:
                 return connection
-            with contextlib.closing(_Started(self._spawn())) as server:
+            try:
+                pid = self._spawn()
+            except (OSError, subprocess.SubprocessError) as error:
+                raise self._unstartable(error) from None
+            with contextlib.closing(_Started(pid)) as server:
                 return await self._first_connection(server, deadline)
 
     def _check_startable(self) -> None:
@@ -73,11 +77,19 @@ class LocalEndpoint:
                 f"cannot start a local server at {self}: it needs root; run as root, or set DSEC_URL to one that runs"
             )
 
+    def _unstartable(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"cannot start a local server in {self._directory}: {error}; free it, or choose another DSEC_RUN_DIR"
+        )
+
     @contextlib.asynccontextmanager
     async def _lock(self, deadline: float) -> AsyncIterator[None]:
-        os.makedirs(self._directory, mode=0o755, exist_ok=True)
         path = os.path.join(self._directory, "start.lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.makedirs(self._directory, mode=0o755, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unstartable(error) from None
         try:
             while True:
                 try:
