@@ -75,8 +75,8 @@ class Remains:
 
 
 def _groups() -> list[str]:
-    """Directories of nodes, probes, benches and tests in every hierarchy."""
-    names = ("dsec-*", "aether-test-*")
+    """Directories of nodes, probes, benches and this run's tests in every hierarchy."""
+    names = ("dsec-*", f"aether-test-{os.getpid()}-*")
     return [path for name in names for top in ("", "*/") for path in glob.glob(f"/sys/fs/cgroup/{top}{name}")]
 
 
