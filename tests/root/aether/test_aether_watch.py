@@ -100,3 +100,15 @@ def test_bounds(talk: Conversation, tree: str) -> None:
         talk.cancel(call)
     for call in calls:
         assert talk.finish(call).error is None
+
+
+def test_names_that_grow_on_the_wire_fit_into_its_frames(talk: Conversation, tree: str) -> None:
+    """Each byte that is no text becomes three, so a frame's worth of events is counted in bytes."""
+    call = watch(talk, tree, recursive=True)
+    deep = "for (1..13) { mkdir(qq(\\xff) x 250); chdir(qq(\\xff) x 250); }"
+    fill = "for (1..200) { open(my $f, '>', qq(\\xff) x 250 . $_); }"
+    talk.exec(["/usr/bin/perl", "-e", f"chdir('{tree}'); {deep} sleep(1); {fill}"])
+    talk.exec(f"touch {tree}/last")
+    created = [path for kind, path in until(talk, call, ("created", "last")) if kind == "created"]
+    assert len([path for path in created if path.endswith("200")]) == 1
+    assert len(created) == 13 + 200 + 1

@@ -7,13 +7,11 @@ use rustix::io::Errno;
 use serde::Deserialize;
 
 use super::failure::{Failure, On};
-use super::info::{describe, FileInfo};
-use super::port::Port;
+use super::info::describe;
+use super::port::{Batch, Port};
 use super::walk::{walk, Walk, When};
 use super::FileAnswer;
 
-/// Bytes of paths after which what was gathered is sent: far below the largest frame.
-const BATCH: usize = 32 * 1024;
 /// The longest path that is shown.
 const LIMIT_PATH: usize = 32 * 1024;
 
@@ -35,8 +33,7 @@ pub fn list(args: &Args, port: &mut Port) -> Result<FileAnswer, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat(CWD, path, flags, Mode::empty()).on(path)?;
     let mut answer = FileAnswer::default();
-    let mut batch: Vec<FileInfo> = Vec::new();
-    let mut size = 0;
+    let mut batch = Batch::new();
     walk(&directory, &mut |entry, when| {
         if when == When::After {
             return Ok(Walk::On);
@@ -50,16 +47,10 @@ pub fn list(args: &Args, port: &mut Port) -> Result<FileAnswer, Failure> {
         }
         answer.entries += 1;
         let info = describe(entry.directory, entry.name, entry.path, &entry.status)?;
-        size += info.weight();
-        batch.push(info);
-        if size >= BATCH {
-            size = 0;
-            port.send_message(&std::mem::take(&mut batch))?;
-        }
+        let weight = info.weight();
+        batch.push(info, weight, port)?;
         Ok(if args.recursive { Walk::On } else { Walk::Over })
     })?;
-    if !batch.is_empty() {
-        port.send_message(&batch)?;
-    }
+    batch.flush(port)?;
     Ok(answer)
 }

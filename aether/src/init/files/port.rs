@@ -131,6 +131,41 @@ impl Port {
     }
 }
 
+/// Values of stream 2 on their way, sent as arrays: several a DATA, each of which is far below the largest frame.
+pub struct Batch<T> {
+    values: Vec<T>,
+    weight: usize,
+}
+
+/// Bytes after which what was gathered is sent.
+const BATCH: usize = 32 * 1024;
+
+impl<T: Serialize> Batch<T> {
+    pub fn new() -> Self {
+        Self { values: Vec::new(), weight: 0 }
+    }
+
+    /// `weight` is what the value takes on the wire, roughly and at most.
+    pub fn push(&mut self, value: T, weight: usize, port: &mut Port) -> Result<(), Failure> {
+        self.values.push(value);
+        self.weight += weight;
+        if self.weight >= BATCH {
+            return self.flush(port);
+        }
+        Ok(())
+    }
+
+    /// Send what is there.
+    pub fn flush(&mut self, port: &mut Port) -> Result<(), Failure> {
+        self.weight = 0;
+        let values = std::mem::take(&mut self.values);
+        if values.is_empty() {
+            return Ok(());
+        }
+        port.send_message(&values)
+    }
+}
+
 /// Stream 2 as something to write to.
 pub struct PortWriter<'a>(pub &'a mut Port);
 

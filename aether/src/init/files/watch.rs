@@ -17,12 +17,12 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use super::failure::{Failure, On};
-use super::port::Port;
+use super::port::{Batch, Port};
 use super::walk::{open_directory, walk, Walk, When};
 use super::{FileAnswer, FileArgs};
 
-/// Events of one DATA frame: with the longest names still below the largest frame.
-const BATCH: usize = 48;
+/// Bytes of an event on the wire besides its path, at most.
+const WEIGHT: usize = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct FileEvent {
@@ -66,10 +66,13 @@ impl Watcher {
             let _ready = poll(&mut polled, None);
             port.take()?;
             self.read(&mut buffer)?;
-            for batch in std::mem::take(&mut self.events).chunks(BATCH) {
-                self.total += batch.len() as u64;
-                port.send_message(batch)?;
+            let mut batch = Batch::new();
+            for event in std::mem::take(&mut self.events) {
+                self.total += 1;
+                let weight = WEIGHT + event.path.len();
+                batch.push(event, weight, port)?;
             }
+            batch.flush(port)?;
         }
         Ok(())
     }
