@@ -6,13 +6,14 @@
 //! it. A refusal ends the call; what was unpacked before it stays.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    chownat, fchmod, fsetxattr, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, CWD,
+    chmod, chownat, fchmod, fchown, fsetxattr, fstat, futimens, linkat, mkdirat, mknodat, openat, openat2, statat,
+    symlinkat, unlinkat, utimensat, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
+    XattrFlags, CWD,
 };
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -42,6 +43,16 @@ struct Attributes {
     uid: u32,
     gid: u32,
     mtime: Timespec,
+}
+
+impl Attributes {
+    fn owner(self) -> (Uid, Gid) {
+        (Uid::from_raw(self.uid), Gid::from_raw(self.gid))
+    }
+
+    fn times(self) -> Timestamps {
+        Timestamps { last_access: self.mtime, last_modification: self.mtime }
+    }
 }
 
 pub fn extract(path: &str, port: &mut Port) -> Result<FileAnswer, Failure> {
@@ -134,12 +145,15 @@ impl Unpacker {
         }
         let file = OwnedFd::from(file);
         // first the owner: a change of owner takes away set-user-id bits and file capabilities
-        self.own(parent, name, attributes).on(member)?;
+        if self.privileged {
+            let (uid, gid) = attributes.owner();
+            fchown(&file, Some(uid), Some(gid)).on(member)?;
+        }
         for (attribute, value) in extended_attributes(entry)? {
             fsetxattr(&file, attribute.as_str(), &value, XattrFlags::empty()).on(member)?;
         }
         fchmod(&file, Mode::from_raw_mode(attributes.mode)).on(member)?;
-        set_time(parent, name, attributes).on(member)?;
+        futimens(&file, &attributes.times()).on(member)?;
         Ok(size)
     }
 
@@ -186,15 +200,15 @@ impl Unpacker {
         if !self.privileged {
             return Ok(());
         }
-        let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
+        let (uid, gid) = attributes.owner();
         chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
     }
 
+    /// Of a pipe or a symlink, which cannot be opened to be dressed.
     fn dress(&self, parent: &OwnedFd, name: &Path, attributes: Attributes, has_mode: bool) -> Result<(), Errno> {
         self.own(parent, name, attributes)?;
         if has_mode {
-            // only directories and pipes come here, and none of them was a symlink when it was made
-            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(attributes.mode), AtFlags::empty())?;
+            chmod_pipe(parent, name, attributes.mode)?;
         }
         set_time(parent, name, attributes)
     }
@@ -249,8 +263,17 @@ fn clear(parent: &OwnedFd, name: &Path) -> Result<(), Errno> {
 }
 
 fn set_time(parent: impl AsFd, name: &Path, attributes: Attributes) -> Result<(), Errno> {
-    let times = Timestamps { last_access: attributes.mtime, last_modification: attributes.mtime };
-    utimensat(parent, name, &times, AtFlags::SYMLINK_NOFOLLOW)
+    utimensat(parent, name, &attributes.times(), AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Whoever owns the directory may have put a link to another's file in the pipe's place meanwhile: what is changed is
+/// what was looked at.
+fn chmod_pipe(parent: &OwnedFd, name: &Path, mode: u32) -> Result<(), Errno> {
+    let pipe = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(fstat(&pipe)?.st_mode) != FileType::Fifo {
+        return Err(Errno::STALE);
+    }
+    chmod(format!("/proc/self/fd/{}", pipe.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
 fn target<R: Read>(entry: &Entry<'_, R>, member: &Path) -> Result<PathBuf, Failure> {
