@@ -93,6 +93,8 @@ pub fn run(inherited: Inherited) -> ! {
     // the end of PID 1 ends every process of its pid namespace
     kernel::exit_now(match result {
         Ok(()) => ENDED_CLOSED,
+        // told by a send before a receive could
+        Err(ChannelError::Socket(error)) if error.raw_os_error() == Some(libc::EPIPE) => ENDED_CLOSED,
         Err(ChannelError::Wire(_)) => ENDED_WIRE,
         Err(ChannelError::Socket(_)) => ENDED_SYSTEM,
     })

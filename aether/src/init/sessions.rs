@@ -216,7 +216,8 @@ impl Session {
     /// Kill everything of the session. Its end is seen when the shell is reaped.
     pub fn close(&mut self, world: &mut World, call: u64) -> Result<(), ChannelError> {
         self.cancel(Instant::now());
-        world.leaves.kill(&self.shell.scope);
+        // nobody asks again once the shell is reaped, so at once for whatever may be forking
+        world.leaves.kill_group(&self.shell.scope, self.shell.pid);
         world.edge.result(call, &Empty {})
     }
 }

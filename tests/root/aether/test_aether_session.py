@@ -167,3 +167,10 @@ def test_sessions_are_bounded(talk: Conversation) -> None:
     assert talk.do("ping", {}).answer["sessions"] == 16
     for session in sessions:
         session.close()
+
+
+def test_a_close_leaves_nothing_of_what_was_forking(talk: Conversation) -> None:
+    session = Session(talk, ["/bin/dash"])
+    session.run("breed() { while :; do sleep 300 & sleep 0.01; done; }; for i in 1 2 3; do breed & done")
+    session.close()
+    talk.wait_for("! grep -qsxE 'dash|sleep' /proc/[0-9]*/comm")
