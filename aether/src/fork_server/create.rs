@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::children::{self, Making, Sandbox, Waiting, CREATE_DEADLINE, MAX_SANDBOXES};
 use super::connection::Origin;
-use super::methods::{invalid, made, resources, result};
+use super::methods::{invalid, made, result};
 use super::note;
 use super::plan::Plan;
 use super::server::{unwatch, Server};
@@ -58,12 +58,13 @@ impl Server {
     /// Start the creates whose turn it is.
     fn start_waiting(&mut self) {
         while let Some(Waiting { origin, plan }) = self.children.next_turn() {
-            let layers = plan.layers.clone();
+            let (id, layers) = (plan.id.clone(), plan.layers.clone());
             match self.start(origin, plan) {
                 Ok(sandbox) => self.watch_making(sandbox),
                 Err(error) => {
                     self.layers.release(&layers);
-                    self.answer(origin, Err(resources(&error)));
+                    let cause = failure("clone", error.errno, &error.to_string());
+                    self.answer(origin, Err(create_error(&id, &cause)));
                 }
             }
         }

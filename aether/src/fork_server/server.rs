@@ -153,8 +153,9 @@ impl Server {
         let number = self.next_connection;
         self.next_connection += 1;
         let data = epoll::EventData::new_u64(number);
-        epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).map_err(|errno| errno.to_string())?;
-        let connection = Connection::new(socket, Instant::now()).map_err(|error| error.to_string())?;
+        let mut connection = Connection::new(socket, Instant::now()).map_err(|error| error.to_string())?;
+        epoll::add(&self.epoll, connection.channel(), data, epoll::EventFlags::IN)
+            .map_err(|errno| errno.to_string())?;
         self.connections.insert(number, connection);
         Ok(())
     }

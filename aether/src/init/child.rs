@@ -16,6 +16,7 @@ use rustix::thread::LinkNameSpaceType;
 
 use super::kernel::{self, Forked};
 use super::passwd::{self, Account};
+use crate::sys;
 
 /// What every child needs of the sandbox, opened before anything ran inside.
 pub struct Sandbox {
@@ -223,7 +224,11 @@ fn arrange(sandbox: &Sandbox, luggage: &Luggage<'_>) -> io::Result<()> {
     kernel::place(sandbox.user_namespace.as_fd(), NAMESPACE, true)?;
     match luggage.extra {
         Some(extra) => kernel::place(extra, EXTRA, false)?,
-        None => return kernel::close_from(EXTRA),
+        None => return close_from(EXTRA),
     }
-    kernel::close_from(FIRST_FREE)
+    close_from(FIRST_FREE)
+}
+
+fn close_from(first: RawFd) -> io::Result<()> {
+    Ok(sys::close_range(first as u32, u32::MAX)?)
 }

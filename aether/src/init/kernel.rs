@@ -28,24 +28,6 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// A descriptor that becomes readable when a child changes state; SIGCHLD is blocked from here on.
-pub fn child_signals() -> io::Result<OwnedFd> {
-    // SAFETY: `set` is a plain value, made valid by sigemptyset before any other use, and outlives the calls.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGCHLD);
-        if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let descriptor = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(descriptor))
-    }
-}
-
 /// Every signal to its default action but SIGPIPE, which PID 1 ignores: whatever it was started with, its children
 /// start with nothing else to undo.
 pub fn settle_signals() {
@@ -84,16 +66,6 @@ pub fn place(source: BorrowedFd<'_>, target: RawFd, close_on_exec: bool) -> io::
 pub fn placed(number: RawFd) -> OwnedFd {
     // SAFETY: the number was opened by `place` in this process and has no other owner.
     unsafe { OwnedFd::from_raw_fd(number) }
-}
-
-/// Close every descriptor from `first` on.
-pub fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: the caller, a fresh child, uses none of these descriptors again; their owners never run here.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, 0) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// Become the program at `path`; returns only to say why not.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
-use super::kernel;
+use crate::sys;
 
 pub struct Reaper {
     signals: OwnedFd,
@@ -13,7 +13,7 @@ pub struct Reaper {
 impl Reaper {
     /// Must exist before the first fork, so that no end is missed.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self { signals: kernel::child_signals()? })
+        Ok(Self { signals: sys::sigchld_descriptor()? })
     }
 
     /// Every child that has ended; to be called when the descriptor is readable.
