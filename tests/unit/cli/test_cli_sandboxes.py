@@ -99,6 +99,13 @@ def test_an_error_as_json_and_as_a_line(node):
     ]
 
 
+def test_an_error_cannot_move_the_cursor_or_pass_for_another(node):
+    result = node.run("inspect", "no\x1b[31m\ndsec: all is well")
+    assert result.exit_code == 66
+    assert "\x1b" not in result.stderr
+    assert result.stderr.count("\ndsec:") == 0
+
+
 def test_without_an_image_there_must_be_one(node):
     node.images.clear()
     result = node.run("run", "exit", "0")
@@ -139,6 +146,23 @@ def test_a_command_that_never_started_is_one_line_with_standard_input_too(node, 
     environment = {**os.environ, "DSEC_URL": node.url}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (127, "dsec: cannot run 'nope': no such program\n")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 74, "dsec: cannot go on: [Errno 28] No space left on device\n"),
+        ("| true", 141, ""),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["exec", "xyz", "exit", "0"]])
+def test_output_that_nobody_can_take(node, redirection, code, told, arguments):
+    script = f'set -o pipefail; "$@" {redirection}'
+    command = ["bash", "-c", script, "bash", sys.executable, "-m", "dsec", *arguments]
+    done = subprocess.run(command, env={**os.environ, "DSEC_URL": node.url}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.removeprefix("err\n")) == (code, told)
 
 
 def test_exec_passes_env_user_cwd(node):

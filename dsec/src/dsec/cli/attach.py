@@ -70,9 +70,6 @@ async def _stdin_to(process: Process) -> AsyncIterator[None]:
 
 
 async def _pump(process: Process) -> None:
-    if sys.stdin is None:  # we were started without one
-        await process.stdin.close()
-        return
     descriptor = sys.stdin.fileno()
     while data := await _read(descriptor):
         if not await process.stdin.write(data):

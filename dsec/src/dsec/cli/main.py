@@ -82,9 +82,15 @@ def dsec(
 
 def main() -> None:
     """The entry point."""
-    try:
-        app(prog_name="dsec")
-    except BrokenPipeError:
-        # whoever read our output has gone; what a second failure at exit would say helps nobody
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    _open_standard_streams()
+    app(prog_name="dsec")
+
+
+def _open_standard_streams() -> None:
+    """Those we were started without lead nowhere: else the next file opened, a socket too, would be taken for one."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(descriptor, mode))

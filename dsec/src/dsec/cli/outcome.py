@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -13,7 +14,7 @@ from libdsec.client import DSecClient
 from libdsec.protocol.errors import DSecError
 from libdsec.protocol.exec import ExecResult
 
-from .output import emit
+from .output import emit, printable
 
 _REMEDIES = {
     "image_not_found": "see `dsec image ls`, or make one with `dsec image build`",
@@ -43,12 +44,28 @@ def execute_alone(json: bool, work: Callable[[], Awaitable[int | None]]) -> NoRe
         return await work()
 
     try:
-        code = asyncio.run(main())
-    except DSecError as error:
-        code = report(json, error)
+        try:
+            code = asyncio.run(main())
+        except DSecError as error:
+            code = report(json, error)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:
+        # whoever read our output has gone: as if SIGPIPE had ended us
+        code = _without_output(141)
+    except OSError as error:
+        warn(f"cannot go on: {error}")
+        code = _without_output(74)
     raise typer.Exit(code or 0)
+
+
+def _without_output(code: int) -> int:
+    """What is still in the buffer goes nowhere: a second failure at exit would say no more than the first."""
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return code
 
 
 def report(json: bool, error: DSecError) -> int:
@@ -58,14 +75,16 @@ def report(json: bool, error: DSecError) -> int:
         return error.exit_code
     message = error.message if error.message.startswith("cannot ") else f"cannot go on: {error.message}"
     remedy = error.details.get("remedy") or _REMEDIES.get(error.code)
-    sys.stderr.write(f"dsec: {message}\n")
+    warn(message)
     if remedy:
         sys.stderr.write(f"      {remedy}\n")
     return error.exit_code
 
 
 def warn(message: str) -> None:
-    sys.stderr.write(f"dsec: {message}\n")
+    """A line on standard error; further ones are set off, since a name from a sandbox or a tar may have made them."""
+    first, *further = (printable(line) for line in message.split("\n"))
+    sys.stderr.write("\n      ".join((f"dsec: {first}", *further)) + "\n")
 
 
 def exit_status(result: ExecResult) -> int:
