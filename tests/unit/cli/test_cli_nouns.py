@@ -47,8 +47,12 @@ def test_image_build(node, tmp_path, monkeypatch):
 def test_image_build_of_the_machines_own_release(node, monkeypatch):
     release = {"ID": "ubuntu", "VERSION_ID": "24.04", "VERSION_CODENAME": "noble"}
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
+    node.run("image", "build", "--package", "git")
+    request = node.request("image.build")
+    assert (request.ref, request.source, request.packages) == ("ubuntu:24.04", "release:noble", ("python3", "git"))
+    release = {"ID": "debian", "VERSION_CODENAME": "forky"}
     node.run("image", "build")
-    assert (node.request("image.build").ref, node.request("image.build").source) == ("ubuntu:24.04", "release:noble")
+    assert node.request("image.build").ref == "debian:forky"
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "alpine", "PRETTY_NAME": "Alpine"})
     result = node.run("image", "build")
     assert (result.exit_code, "--from" in result.stderr) == (64, True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 from typing import Annotated, get_args
 
 import typer
 
+from dsec.environments.image import HostImage, host_image
 from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
@@ -20,9 +20,6 @@ from .output import ago, amount, emit, say, table, waiting
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, verify, remove images."
 )
-
-_OWN_RELEASE_PACKAGES = ("python3",)
-"""What this machine's own release gets when nothing else is said: the first thing an agent reaches for."""
 
 RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]
 
@@ -56,19 +53,19 @@ def build(
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(get_args(LayerKind))}", param_hint="--kind")
 
     async def work(client: DSecClient) -> None:
-        name, origin = _named(ref, source)
-        if if_missing and (existing := await _existing(client, name)) is not None:
+        wanted = _wanted(ref, source)
+        if if_missing and (existing := await _existing(client, wanted.ref)) is not None:
             if json:
                 emit(existing)
             else:
-                say(f"{name} is there already")
+                say(f"{wanted.ref} is there already")
             return
-        with shown(name) as progress:
+        with shown(wanted.ref) as progress:
             info = await client.build_image(
-                name,
-                origin,
+                wanted.ref,
+                wanted.source,
                 kind=kind,  # type: ignore[arg-type]
-                packages=package or (_OWN_RELEASE_PACKAGES if source is None else ()),
+                packages=(*wanted.packages, *(package or ())),
                 mirror=mirror,
                 config=ImageConfig(pairs("--env", env), cwd, user),
                 progress=progress,
@@ -177,18 +174,11 @@ async def _existing(client: DSecClient, name: str) -> ImageInfo | None:
         return None
 
 
-def _named(ref: str | None, source: str | None) -> tuple[str, str]:
-    """The name and source to build, what was not said taken from this machine's own distribution."""
+def _wanted(ref: str | None, source: str | None) -> HostImage:
+    """What to build, what was not said taken from this machine's own distribution."""
     if source is None:
-        system = platform.freedesktop_os_release()
-        codename = system.get("VERSION_CODENAME")
-        if system.get("ID") not in ("debian", "ubuntu") or not codename:
-            raise InvalidArgumentError(
-                f"cannot choose what to build: this is {system.get('PRETTY_NAME', 'an unknown system')}, neither "
-                "Debian nor Ubuntu; say it with --from",
-                field="source",
-            )
-        return ref or f"{system['ID']}:{system.get('VERSION_ID', codename)}", f"release:{codename}"
+        own = host_image()
+        return HostImage(ref or own.ref, own.source, own.packages)
     if ref is None:
         raise InvalidArgumentError("cannot build an image without a name: give NAME:TAG", field="ref")
     kind, colon, place = source.partition(":")
@@ -196,7 +186,7 @@ def _named(ref: str | None, source: str | None) -> tuple[str, str]:
         raise InvalidArgumentError(
             f"cannot build from {source!r}: it must be release:NAME, dir:/path or tar:/path", field="source"
         )
-    return ref, source if kind == "release" else f"{kind}:{os.path.abspath(place)}"
+    return HostImage(ref, source if kind == "release" else f"{kind}:{os.path.abspath(place)}", ())
 
 
 def _size(info: ImageInfo) -> str:

@@ -62,16 +62,10 @@ class AptSource:
 
 @dataclass(frozen=True)
 class HostDistribution:
-    """From os-release: `debian`, `12`, `bookworm`."""
+    """From os-release: `debian`, `bookworm`."""
 
     id: str
-    version: str
     codename: str
-
-    @property
-    def image_ref(self) -> str:
-        """The usual name of its image: `debian:12`, `ubuntu:24.04`."""
-        return f"{self.id}:{self.version or self.codename}"
 
 
 def host_distribution(path: str = "/etc/os-release") -> HostDistribution:
@@ -92,7 +86,7 @@ def host_distribution(path: str = "/etc/os-release") -> HostDistribution:
             "Ubuntu; name a release and a mirror, or build from a directory or a tar",
             distribution=name,
         )
-    return HostDistribution(name, values.get("VERSION_ID", ""), codename)
+    return HostDistribution(name, codename)
 
 
 def host_sources(directory: str | None = None) -> list[AptSource]:
