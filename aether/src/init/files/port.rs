@@ -131,13 +131,14 @@ impl Port {
     }
 }
 
-/// Values of stream 2 on their way, sent as arrays: several a DATA, each of which is far below the largest frame.
+/// Values of stream 2 on their way, sent as arrays: several a DATA, or one that is large. Each DATA must be smaller than
+/// what a reader grants at the latest (half a window), or it would never fit into what is left.
 pub struct Batch<T> {
     values: Vec<T>,
     weight: usize,
 }
 
-/// Bytes after which what was gathered is sent.
+/// Bytes of several values in one DATA, at most.
 const BATCH: usize = 32 * 1024;
 
 impl<T: Serialize> Batch<T> {
@@ -147,11 +148,11 @@ impl<T: Serialize> Batch<T> {
 
     /// `weight` is what the value takes on the wire, roughly and at most.
     pub fn push(&mut self, value: T, weight: usize, port: &mut Port) -> Result<(), Failure> {
+        if self.weight + weight > BATCH {
+            self.flush(port)?;
+        }
         self.values.push(value);
         self.weight += weight;
-        if self.weight >= BATCH {
-            return self.flush(port);
-        }
         Ok(())
     }
 
