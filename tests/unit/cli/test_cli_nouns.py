@@ -165,3 +165,24 @@ def test_help_imports_neither_the_sdk_nor_rich():
     assert done.stderr == "[]\n"
     assert "Commands:" in done.stdout
     assert app is not None
+
+
+def test_every_command_has_an_example_and_json_where_it_ends_in_an_answer():
+    missing = []
+    for path, command in _commands(typer.main.get_command(app), ()):
+        options = {name for parameter in command.params for name in parameter.opts}
+        if "--json" not in options and path not in (("shell",), ("completion",)):
+            missing.append((path, "--json"))
+        if f"dsec {' '.join(path)}" not in (command.help or ""):
+            missing.append((path, "an example"))
+    assert missing == []
+
+
+def _commands(group, path):
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command

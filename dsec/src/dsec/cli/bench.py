@@ -42,6 +42,7 @@ _PAGE = Path("docs/performance.md")
 def _register(name: str) -> None:
     paragraphs = (BENCHES[name].__doc__ or "").split("\n\n")
     text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    text += f"\n\n\b\ndsec bench {name}\ndsec bench {name} --samples 20 --json"
 
     @app.command(name, help=text, short_help=words.ABOUT[name])
     def one(
@@ -67,6 +68,10 @@ def every(
     page: Page = None,
 ) -> None:
     """Run each bench on one ground, and write docs/performance.md's tables.
+
+    \b
+    dsec bench all
+    dsec bench all --page /tmp/performance.md
 
     Without --page the tables go into docs/performance.md of the current directory, if there is one.
     """

@@ -74,7 +74,7 @@ def dsec(
     dsec shell $id                                    a terminal in it
 
     The server starts by itself when it is needed. Sandboxes may be named by any unique beginning of their ids.
-    Every command takes --json.
+    Every command that ends in an answer takes --json.
     """
     if url is not None:
         os.environ["DSEC_URL"] = url
