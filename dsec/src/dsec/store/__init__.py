@@ -5,5 +5,8 @@ file (`NAME.data`) holds the contents and is the file system's one extra device.
 fetch the second in chunks of `digest.STORE_CHUNK_SIZE`, each checked against the digest taken while it was written.
 
 `sources` read trees (a directory, a tar stream) as entries, `tree` is their common form, `erofs` writes it, and
-`build.build_layer` joins the three.
+`build.build_layer` joins the three. `images` makes a published image of a release (`release`, `apt`), a directory or a
+tar. `local` keeps the layers' files and `catalogue` the names; `compose` puts a sandbox's layers together and `mounts`
+has the fork server hold them. What must always hold: a name is published once and then never changes; a layer that the
+catalogue knows is whole on the disk; what is mounted was checked against its digest first (`verify`).
 """
