@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dsec.store.mounts import Drop, Hold
 from libdsec.protocol import frames
 from libdsec.protocol.calls import Hello
 from libdsec.protocol.errors import (
+    CapacityError,
     DeadlineExceededError,
     InternalError,
     SandboxFailedError,
@@ -30,6 +32,11 @@ from .instance import ContainerInstance
 from .plan import MASKED, READ_ONLY, CgroupPlace, exposed, make_plan
 from .taken import Layers, Taken
 from .upper_dirs import UpperDirs
+
+_EXHAUSTED = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
+)
+"""What the machine is out of: another node may have it."""
 
 _log = structlog.get_logger("dsec.container")
 
@@ -131,6 +138,12 @@ class ContainerDriver:
                 raise DeadlineExceededError(
                     f"cannot create sandbox {order.id}: not done in {order.timeout_s:g} s", timeout_s=order.timeout_s
                 ) from None
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                raise CapacityError(
+                    f"cannot create sandbox {order.id}: {error}",
+                    errno=error.errno,
+                    remedy="make room: stop sandboxes, remove images, or free what the message names",
+                ) from error
             if isinstance(error, OSError):
                 raise InternalError(
                     f"cannot create sandbox {order.id}: {error}", sandbox=order.id, errno=error.errno or 0

@@ -155,8 +155,10 @@ class ForkServer:
             except UnavailableError as error:
                 _log.warning("fork server did not shut down", error=str(error))
                 self._kill(link, str(error))
+        elif self._process is not None:
+            self._process.kill()  # it may live without a connection to say it on
         if self._process is not None:
-            await asyncio.to_thread(self._process.wait, self._timeout_s)
+            await asyncio.to_thread(_wait_for, self._process, self._timeout_s)
             for path in (self._socket_path, self._record_path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -179,6 +181,10 @@ class ForkServer:
                     await link.call("layer.hold", {"key": key}, self._timeout_s, mount)
             except DSecError as error:
                 self._kill(link, str(error))
+                raise
+            except BaseException:
+                # whoever asked has gone; the server is well, and the next one to ask connects anew
+                link.close("nobody waits for it")
                 raise
             self._link = link
             return link
@@ -214,3 +220,12 @@ class ForkServer:
     def _lost(self, why: str) -> None:
         if not self._closed:
             _log.warning("fork server connection ended", why=why)
+
+
+def _wait_for(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Until it has ended, by itself or by force."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout_s)

@@ -1,0 +1,64 @@
+"""Whatever state the fork server is in, closing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dsec.drivers.container.fork_server import ForkServer
+from libdsec.protocol.errors import UnavailableError
+
+pytestmark = pytest.mark.needs("linux")
+
+
+def mute_server(directory: Path) -> ForkServer:
+    """A program that takes its place and never says a word."""
+    program = directory / "mute"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    return ForkServer(
+        aether=str(program),
+        socket_path=str(directory / "s"),
+        log_path=str(directory / "log"),
+        epoch="e",
+        timeout_s=0.2,
+        on_exit=lambda *_: None,
+    )
+
+
+def recorded_pid(directory: Path) -> int:
+    return int(json.loads((directory / "s.pid").read_text())["pid"])
+
+
+def test_a_connect_that_was_canceled_leaves_no_server(tmp_path: Path) -> None:
+    async def use() -> int:
+        server = mute_server(tmp_path)
+        starting = asyncio.create_task(server.start())
+        await asyncio.sleep(0)  # it was launched, and its hello is waited for
+        pid = recorded_pid(tmp_path)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        await server.close()
+        return pid
+
+    pid = asyncio.run(use())
+    assert not os.path.exists(f"/proc/{pid}")
+    assert not (tmp_path / "s").exists()
+
+
+def test_one_that_says_nothing_is_ended(tmp_path: Path) -> None:
+    async def use() -> int:
+        server = mute_server(tmp_path)
+        with pytest.raises(UnavailableError, match="did not say hello"):
+            await server.start()
+        pid = recorded_pid(tmp_path)
+        await server.close()
+        return pid
+
+    assert not os.path.exists(f"/proc/{asyncio.run(use())}")
