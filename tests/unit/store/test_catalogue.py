@@ -52,6 +52,18 @@ def test_what_was_published_is_found_the_same(path: str, catalogue: Catalogue) -
     reopened.close()
 
 
+def test_opening_again_writes_nothing(path: str, catalogue: Catalogue) -> None:
+    """A node whose disk is full must start: nobody could make room otherwise."""
+    catalogue.publish(image(path, "one:v1", 1))
+    catalogue.close()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")  # whoever writes now would have to wait, and fail
+    reopened = Catalogue(path)
+    assert reopened.exists("one:v1")
+    reopened.close()
+    writer.close()
+
+
 def test_a_name_is_published_once(path: str, catalogue: Catalogue) -> None:
     catalogue.publish(image(path, "one:v1", 1))
     with pytest.raises(AlreadyExistsError, match="one:v1"):

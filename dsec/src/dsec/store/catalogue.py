@@ -200,6 +200,9 @@ class Catalogue:
             self._database.execute("ROLLBACK")
 
     def _migrate(self) -> None:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version == len(MIGRATIONS):
+            return  # nothing is written: a node whose disk is full must still start, or nobody could make room
         with self._transaction() as database:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):
