@@ -14,6 +14,9 @@ from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationEr
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
+MAX_SOCKET_PATH = 107
+"""Bytes that the kernel takes as the address of a Unix socket."""
+
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     state_dir: str = "/var/lib/dsec"
@@ -80,6 +83,13 @@ def load(environment: dict[str, str] | None = None, **options: Any) -> NodeConfi
             raise InvalidArgumentError(
                 f"cannot use {field} {getattr(config, field)!r}: it must be absolute", field=field
             )
+    if len(os.fsencode(config.fork_server_socket)) > MAX_SOCKET_PATH:
+        most = MAX_SOCKET_PATH - len(os.fsencode(config.fork_server_socket)) + len(os.fsencode(config.run_dir))
+        raise InvalidArgumentError(
+            f"cannot use run_dir {config.run_dir!r}: sockets lie in it, so that it has at most {most} bytes; "
+            "choose a shorter DSEC_RUN_DIR",
+            field="run_dir",
+        )
     return config
 
 

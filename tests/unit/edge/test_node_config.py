@@ -37,11 +37,16 @@ def test_every_field_has_a_variable() -> None:
         {"id_base": 2**32 - 65_536},
         {"id_ranges": 0},
         {"default_pids": "many"},
+        {"run_dir": "/" + "r" * 90},
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError):
         load({}, **options)
+
+
+def test_a_run_directory_may_be_as_long_as_its_sockets_allow() -> None:
+    assert len(load({}, run_dir="/" + "r" * 89).fork_server_socket) == 107
 
 
 def test_the_binary_is_named_or_found(tmp_path: Path) -> None:
