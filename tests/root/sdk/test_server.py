@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from libdsec import DSecClient
-from libdsec.errors import OutcomeUnknownError, UnavailableError
+from libdsec.errors import DSecError, OutcomeUnknownError, UnavailableError
+from libdsec.protocol.environment import BuildProgress, ImageInfo
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether")
 
@@ -50,14 +52,27 @@ def test_ten_processes_at_once_start_one_server(own_node: Path):
     assert json.loads(command(["version", "--json"]).stdout)["server"] is None
 
 
+def start_endless_build(client: DSecClient, directory: Path) -> tuple[asyncio.Task[ImageInfo], asyncio.Event]:
+    """From a tar whose one member is a terabyte of zeros; the event says that it has begun to be written."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 1 << 40
+    (directory / "endless.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(directory / "endless.tar", 1 << 41)
+    begun = asyncio.Event()
+
+    def told(step: BuildProgress) -> None:
+        if step.stage == "write":
+            begun.set()
+
+    return asyncio.ensure_future(client.build_image("endless:1", f"tar:{directory}/endless.tar", progress=told)), begun
+
+
 def test_a_server_killed_under_calls(own_node: Path):
     async def main() -> None:
         async with asyncio.timeout(100), DSecClient() as client:
             first = (await client.server_info()).pid
-            # a call without an end: the build of an image from a pipe that nobody writes
-            os.mkfifo(own_node / "never.tar")
-            building = asyncio.ensure_future(client.build_image("never:1", f"tar:{own_node}/never.tar"))
-            await client.server_info()
+            building, begun = start_endless_build(client, own_node)
+            await begun.wait()
             os.kill(first, signal.SIGKILL)
             with pytest.raises((OutcomeUnknownError, UnavailableError)):
                 await building
@@ -65,6 +80,21 @@ def test_a_server_killed_under_calls(own_node: Path):
             second = await client.server_info()
             assert second.pid != first
             assert await client.list() == ()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_ended_ends_its_builds(own_node: Path):
+    async def main() -> None:
+        async with asyncio.timeout(100), DSecClient() as client:
+            building, begun = start_endless_build(client, own_node)
+            await begun.wait()
+            stopped = await asyncio.to_thread(command, ["serve", "--stop"])
+            assert stopped.returncode == 0, stopped.stderr
+            with pytest.raises(DSecError):
+                await building
+        assert os.listdir(own_node / "state" / "building") == []
+        assert (own_node / "run/serve.log").read_text().count("event=ended") == 1
 
     asyncio.run(main())
 

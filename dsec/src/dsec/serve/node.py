@@ -20,7 +20,7 @@ from dsec.config import NodeConfig, find_aether
 from dsec.drivers.container.driver import ContainerConfig, ContainerDriver
 from dsec.edge import Edge
 from dsec.edge.clock import SystemClock
-from dsec.edge.identity import load_identity
+from dsec.edge.identity import Identity, load_identity
 from dsec.edge.images import StoreImages
 from dsec.iam import Authority, Peer, Principal, no_quota
 from dsec.linux.cgroups import CgroupPool, Hierarchies
@@ -32,11 +32,14 @@ from libdsec.protocol.ids import new_token
 from libdsec.protocol.nodes import DoctorReport
 
 from . import log
-from .lock import RunLock
+from .lock import RunLock, prefix_held
 from .machine import describe
 
 GC_THRESHOLD = 20_000
 """Allocations between collections: a call makes some dozens, none of them in cycles."""
+
+CANCEL_TIMEOUT_S = 10.0
+"""For what is canceled when the server ends: a build looks up once a second."""
 
 _log = structlog.get_logger("dsec.serve")
 
@@ -60,9 +63,11 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None
     with contextlib.ExitStack() as locks:
         for directory in dict.fromkeys((config.run_dir, config.state_dir)):
             locks.enter_context(RunLock(os.path.join(directory, "serve.lock"), config.api_socket).held())
+        identity = load_identity(config.state_dir)
+        locks.enter_context(prefix_held(identity.edge_prefix))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_run(config, ready))
+                runner.run(_run(config, identity, ready))
             except BaseExceptionGroup as group:
                 raise _first(group) from group
 
@@ -72,7 +77,7 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
+async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None] | None) -> None:
     loop = asyncio.get_running_loop()
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,11 +86,15 @@ async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
     store = LocalStore(config.state_dir)
     try:
         async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[Any]] = set()
 
             def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-                return tasks.create_task(_guarded(work))
+                task = tasks.create_task(_guarded(work))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                return task
 
-            edge = _make_edge(config, store, spawn)
+            edge = _make_edge(config, identity, store, spawn)
             service = _make_service(edge, ending.set)
             try:
                 await edge.start()
@@ -99,6 +108,7 @@ async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
                     await ending.wait()
                     _log.info("ending", sandboxes=len(edge.registry))
                     await edge.stop_all()
+                    await _cancel(running)
             finally:
                 await edge.close()
     finally:
@@ -106,10 +116,23 @@ async def _run(config: NodeConfig, ready: Callable[[], None] | None) -> None:
     _log.info("ended")
 
 
+async def _cancel(running: set[asyncio.Task[Any]]) -> None:
+    """End what has no sandbox and may take minutes yet, such as a build. It takes away what it has made so far."""
+    left = list(running)
+    for task in left:
+        task.cancel()
+    if left:
+        _, late = await asyncio.wait(left, timeout=CANCEL_TIMEOUT_S)
+        if late:
+            _log.warning("tasks do not end; the next start takes away what they leave", count=len(late))
+
+
 def _make_edge(
-    config: NodeConfig, store: LocalStore, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    config: NodeConfig,
+    identity: Identity,
+    store: LocalStore,
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
 ) -> Edge:
-    identity = load_identity(config.state_dir)
     mounts: list[LayerMounts] = []
 
     def layers(hold: Any, drop: Any) -> LayerMounts:
