@@ -8,7 +8,7 @@ import pytest
 
 from dsec.config import NodeConfig, find_aether, load
 from dsec.serve import main as serve
-from dsec.serve.lock import RunLock
+from dsec.serve.lock import RunLock, prefix_held
 from libdsec.protocol.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -83,3 +83,11 @@ def test_a_log_that_cannot_be_written_is_said_by_name(tmp_path: Path) -> None:
     config = NodeConfig(state_dir=f"{tmp_path}/s", run_dir=f"{tmp_path}/r", log_file=f"{tmp_path}/none/log")
     with pytest.raises(UnavailableError, match=r"cannot write the log .*/none/log: No such file"):
         serve(config)
+
+
+@pytest.mark.needs("linux")
+def test_a_copied_state_directory_is_no_second_edge_of_the_same_name() -> None:
+    with prefix_held("abcdefgh"), prefix_held("abcdefgi"), pytest.raises(AlreadyExistsError, match=r"edge\.json"):
+        prefix_held("abcdefgh").__enter__()
+    with prefix_held("abcdefgh"):
+        pass

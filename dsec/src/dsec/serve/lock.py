@@ -1,10 +1,11 @@
-"""One server a run directory and a state directory."""
+"""One server a run directory, a state directory and an edge prefix."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -56,3 +57,22 @@ class RunLock:
             "use it, end it, or choose another DSEC_RUN_DIR and DSEC_STATE_DIR",
             pid=holder,
         )
+
+
+@contextlib.contextmanager
+def prefix_held(edge_prefix: str) -> Iterator[None]:
+    """A prefix names the edge's control groups and sandboxes, and a copied state directory has the original's: its
+    server would take away what the other one runs. The name is a socket's in the kernel's memory, gone with us.
+
+    :raises AlreadyExistsError: a server with the same prefix runs on this machine.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as name:
+        try:
+            name.bind(f"\0dsec-edge-{edge_prefix}")
+        except OSError as error:
+            raise AlreadyExistsError(
+                f"cannot serve: another server on this machine is edge {edge_prefix} ({error.strerror}); if this state "
+                "directory is a copy, remove its edge.json, and it becomes an edge of its own",
+                edge=edge_prefix,
+            ) from None
+        yield
