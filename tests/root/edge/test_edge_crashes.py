@@ -57,6 +57,7 @@ async def test_a_killed_server_leaves_nothing_to_its_successor(node: NodeProcess
             client.start("exec", sandbox=sandbox, argv=["sleep", "1000"])
         await client.call("server.info")
         inits = set(node.inits())
+        assert len(inits) == 5
         node.crash()
     node.start()
     for pid in inits:
@@ -73,6 +74,7 @@ async def test_server_and_fork_server_killed_together(node: NodeProcess) -> None
         for _ in range(3):
             await client.call("sandbox.create", spec={"image": "tiny:1"})
         inits = set(node.inits())
+        assert len(inits) == 3
         (fork_server,) = node.fork_servers()
         node.crash()
         os.kill(fork_server, signal.SIGKILL)

@@ -37,7 +37,6 @@ def test_no_stdin_is_end_of_file_at_once(sandbox: Sandbox):
 def test_a_background_process_that_keeps_stdout(sandbox: Sandbox):
     result = sandbox.run_shell("sleep 600 & echo started", timeout=60)
     assert (result.ended, result.exit_code, result.stdout) == ("exited", 0, "started\n")
-    assert result.duration_s < 30
     sandbox.run_shell("kill $(cat /proc/[0-9]*/stat | awk '$2 == \"(sleep)\" {print $1}')")
 
 
