@@ -95,7 +95,7 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                 return task
 
             edge = _make_edge(config, identity, store, spawn)
-            service = _make_service(edge, ending.set)
+            service = make_service(edge, ending.set)
             try:
                 await edge.start()
                 async with serve(service, config.api_socket):
@@ -164,7 +164,8 @@ def _make_edge(
     )
 
 
-def _make_service(edge: Edge, request_shutdown: Callable[[], None]) -> Service:
+def make_service(edge: Edge, request_shutdown: Callable[[], None]) -> Service:
+    """What answers the clients of a node that consists of this edge alone."""
     bus = LocalBus()
     bus.serve(edge.subject, edge.handle)
     authority = Authority(os.geteuid())

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dsec.apiserver import Service, serve
-from dsec.bus import LocalBus
 from dsec.edge import Edge, Node
 from dsec.edge.clock import SystemClock
 from dsec.edge.options import Machine
-from dsec.iam import Authority, Peer, Principal, no_quota
-from dsec.placement import Placement
+from dsec.serve.node import make_service
 from libdsec.protocol.nodes import DoctorReport, Finding
 from libdsec.protocol.spec import MIB
 
@@ -34,7 +31,7 @@ class FakeNode:
     images: FakeImages
     socket: str
     service: Service
-    shutdown: asyncio.Event = field(default_factory=asyncio.Event)
+    shutdown: asyncio.Event
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[WireClient]:
         return wire_client(self.socket, **options)
@@ -71,8 +68,8 @@ async def fake_node(directory: str, clock: FakeClock | None = None, **changes: A
             spawn=spawn,
             probe=lambda: DoctorReport((Finding("fake", "ok", "nothing was tried"),)),
         )
-        node = FakeNode(edge, driver, images, f"{directory}/api.sock", _service(edge))
-        node.service.request_shutdown = node.shutdown.set
+        shutdown = asyncio.Event()
+        node = FakeNode(edge, driver, images, f"{directory}/api.sock", make_service(edge, shutdown.set), shutdown)
         await edge.start()
         try:
             async with serve(node.service, node.socket):
@@ -80,24 +77,3 @@ async def fake_node(directory: str, clock: FakeClock | None = None, **changes: A
                 await edge.stop_all()
         finally:
             await edge.close()
-
-
-def _service(edge: Edge) -> Service:
-    bus = LocalBus()
-    bus.serve(edge.subject, edge.handle)
-    authority = Authority(os.geteuid())
-
-    def authenticate(pid: int, uid: int, gid: int) -> Principal:
-        return authority.authenticate(Peer(pid, uid, gid))
-
-    return Service(
-        bus=bus,
-        authenticate=authenticate,
-        place=Placement(lambda: (edge.status(),)).place,
-        quota=no_quota,
-        own_edge=edge.node.edge_prefix,
-        node_status=edge.status,
-        request_shutdown=lambda: None,
-        version="0",
-        server_pid=0,
-    )
