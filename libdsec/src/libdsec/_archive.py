@@ -19,6 +19,7 @@ from .protocol.errors import FileOperationError, QuotaExceededError, WireError
 
 _LARGEST_HEADER = 1024 * 1024
 _COPY = 256 * 1024
+_ZEROS = bytes(_COPY)
 _SKIPPED_NAMES = 100
 _HEADERS = frozenset(
     (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -131,8 +132,12 @@ class _Unpacking:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(parts[-1], flags, 0o600, dir_fd=parent), "wb") as target:
             while piece := content.read(_COPY):
-                target.write(piece)
-            target.flush()
+                if piece == _ZEROS[: len(piece)]:
+                    # a sandbox may say that it has terabytes of nothing: they take no room here either
+                    target.seek(len(piece), os.SEEK_CUR)
+                else:
+                    target.write(piece)
+            target.truncate()
             os.fchmod(target.fileno(), info.mode & 0o755 | 0o600)
             os.utime(target.fileno(), (info.mtime, info.mtime))
         self._bytes += info.size

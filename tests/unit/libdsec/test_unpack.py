@@ -136,6 +136,14 @@ def test_a_header_that_would_fill_the_memory_is_refused(target: Path):
         unpacked(info.tobuf(tarfile.USTAR_FORMAT) + bytes(4096), target)
 
 
+def test_nothing_but_zeros_takes_no_room(target: Path):
+    data = b"a" + bytes(4 << 20) + b"b" + bytes(4 << 20)
+    unpacked(tar_of(member("sparse", data=data), member("empty")), target)
+    assert (target / "sparse").read_bytes() == data
+    assert (target / "sparse").stat().st_blocks * 512 < 2 << 20
+    assert (target / "empty").read_bytes() == b""
+
+
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_chain_of_headers_ends_in_an_error(target: Path, kind: bytes):
     info = tarfile.TarInfo("x")
