@@ -16,10 +16,10 @@ pub enum When {
         argument: u32,
         bits: u32,
     },
-    /// The argument (its low 32 bits, which is all of an `int`) is this value.
-    Equals {
+    /// The argument (its low 32 bits, which is all of an `int`) is one of these values.
+    AnyOf {
         argument: u32,
-        value: u32,
+        values: &'static [u32],
     },
     /// The argument (its low 32 bits) is none of these values.
     NoneOf {
@@ -211,7 +211,13 @@ impl When {
         match self {
             Self::Always => vec![],
             Self::AnyBit { argument, bits } => vec![load_argument(argument), instruction(JUMP_ANY_BIT, bits, 0, 1)],
-            Self::Equals { argument, value } => vec![load_argument(argument), instruction(JUMP_EQUAL, value, 0, 1)],
+            Self::AnyOf { argument, values } => {
+                let left = |index: usize| (values.len() - 1 - index) as u8;
+                let test = |(index, value): (usize, &u32)| {
+                    instruction(JUMP_EQUAL, *value, left(index), u8::from(left(index) == 0))
+                };
+                std::iter::once(load_argument(argument)).chain(values.iter().enumerate().map(test)).collect()
+            }
             Self::NoneOf { argument, values } => {
                 let over_the_rest = |index: usize| (values.len() - index) as u8;
                 let test = |(index, value): (usize, &u32)| instruction(JUMP_EQUAL, *value, over_the_rest(index), 0);
@@ -296,9 +302,10 @@ mod tests {
         let bits = When::AnyBit { argument: 0, bits: 0x30 };
         let values = When::NoneOf { argument: 1, values: &[4, 5] };
         let refusals = [Refusal { number: 1, when: bits, errno: 1 }, Refusal { number: 2, when: values, errno: 2 }];
-        const EQUAL: When = When::Equals { argument: 2, value: 7 };
+        const EQUAL: When = When::AnyOf { argument: 2, values: &[7] };
         const FEW: When = When::NoneOf { argument: 1, values: &[4, 5] };
-        let more = [(4, EQUAL), (5, When::Either(&FEW, &EQUAL))];
+        let any = When::AnyOf { argument: 0, values: &[7, 8, 9] };
+        let more = [(4, EQUAL), (5, When::Either(&FEW, &EQUAL)), (6, any)];
         let more = more.map(|(number, when)| Refusal { number, when, errno: 3 });
         let refusals = [&refusals[..], &more].concat();
         let program = program(vec![Abi { audit_arch: 7, foreign_from: None, refusals }]).unwrap();
@@ -314,5 +321,9 @@ mod tests {
         assert_eq!(answer(5, [0, 4, 7, 0, 0, 0]), verdict::ERRNO | 3);
         assert_eq!(answer(5, [0, 6, 0, 0, 0, 0]), verdict::ERRNO | 3);
         assert_eq!(answer(5, [0, 5, 0, 0, 0, 0]), verdict::ALLOW);
+        for value in 0..20 {
+            let expected = if (7..=9).contains(&value) { verdict::ERRNO | 3 } else { verdict::ALLOW };
+            assert_eq!(answer(6, [value, 0, 0, 0, 0, 0]), expected, "{value}");
+        }
     }
 }

@@ -47,8 +47,10 @@ pub fn show(plan: &Plan, inside: &Inside<'_>, machine: &Machine) -> Result<Optio
 fn write_new(directory: impl AsFd, name: &str, bytes: &[u8]) -> Result<OwnedFd, KernelError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat(directory, name, flags, Mode::from_raw_mode(0o444)).on("make file", name)?;
-    if !bytes.is_empty() {
-        rustix::io::write(&file, bytes).on("write to", name)?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let written = rustix::io::write(&file, rest).on("write to", name)?;
+        rest = &rest[written..];
     }
     Ok(file)
 }

@@ -64,13 +64,24 @@ const CONFINED_FAMILIES: When = When::NoneOf {
     ],
 };
 
-/// Of netlink: the host's devices as they come and go. They are told to every network namespace that belongs to the host's
-/// user namespace, as a sandbox's does. No other family has such a protocol.
-const DEVICE_EVENTS: When = When::Equals { argument: 2, value: libc::NETLINK_KOBJECT_UEVENT as u32 };
+/// Protocols of the families above, none of which has another of the same number. Of netlink: the host's devices as they
+/// come and go, which are told to every network namespace that belongs to the host's user namespace, as a sandbox's
+/// does. Of inet: transports that hardly anybody uses, which the kernel loads by number for whoever asks.
+const REFUSED_PROTOCOLS: When = When::AnyOf {
+    argument: 2,
+    values: &[
+        libc::NETLINK_KOBJECT_UEVENT as u32,
+        libc::IPPROTO_DCCP as u32,
+        IPPROTO_L2TP,
+        libc::IPPROTO_SCTP as u32,
+        libc::IPPROTO_UDPLITE as u32,
+    ],
+};
+const IPPROTO_L2TP: u32 = 115;
 
-const UNCONFINED_SOCKETS: When = When::Either(&CONFINED_FAMILIES, &DEVICE_EVENTS);
+const UNCONFINED_SOCKETS: When = When::Either(&CONFINED_FAMILIES, &REFUSED_PROTOCOLS);
 
-const SET_LINE_DISCIPLINE: When = When::Equals { argument: 1, value: libc::TIOCSETD as u32 };
+const SET_LINE_DISCIPLINE: When = When::AnyOf { argument: 1, values: &[libc::TIOCSETD as u32] };
 
 const SYS_OPEN_TREE_ATTR: i64 = 467;
 
@@ -234,6 +245,15 @@ mod tests {
             |protocol: i32| native(false, libc::SYS_socket, [libc::AF_NETLINK as u64, 3, protocol as u64, 0, 0, 0]);
         assert_eq!(netlink(libc::NETLINK_ROUTE), verdict::ALLOW);
         assert_eq!(netlink(libc::NETLINK_KOBJECT_UEVENT), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
+        let inet = |protocol: i32| {
+            native(false, libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_STREAM as u64, protocol as u64, 0, 0, 0])
+        };
+        for protocol in [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6, 262] {
+            assert_eq!(inet(protocol), verdict::ALLOW);
+        }
+        for protocol in [libc::IPPROTO_SCTP, libc::IPPROTO_DCCP, IPPROTO_L2TP as i32, libc::IPPROTO_UDPLITE] {
+            assert_eq!(inet(protocol), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
+        }
         let pair = |family: i32| native(false, libc::SYS_socketpair, first(family as u64));
         assert_eq!(pair(libc::AF_UNIX), verdict::ALLOW);
         assert_eq!(pair(libc::AF_TIPC), verdict::ERRNO | libc::EAFNOSUPPORT as u32);
