@@ -28,7 +28,7 @@ WARM_UP = 600
 SLOPE_LIMIT = 1024 * 1024
 """Bytes that a process may grow by in 1,000 cycles."""
 
-NOISE = 512 * 1024
+NOISE = 1024 * 1024
 """What one look at resident memory may be off by."""
 
 pytestmark = [
