@@ -31,13 +31,19 @@ pub fn exit_now(status: i32) -> ! {
 /// Every signal to its default action but SIGPIPE, which PID 1 ignores: whatever it was started with, its children
 /// start with nothing else to undo.
 pub fn settle_signals() {
-    // SAFETY: only constants are passed. The signals that cannot be changed fail, which is right.
-    unsafe {
-        for signal in 1..=libc::SIGSYS {
-            libc::signal(signal, libc::SIG_DFL);
+    const SIGNALS: libc::c_long = 64;
+    const MASK_BYTES: libc::size_t = 8;
+    // the kernel's own structure, all zero: the default action. The C library's function would refuse 32 and 33, which
+    // it keeps for itself and which whoever started us may have ignored all the same.
+    let default = [0_u64; 4];
+    for signal in 1..=SIGNALS {
+        // SAFETY: the kernel reads one structure, no larger than the array. SIGKILL and SIGSTOP fail, which is right.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null::<u64>(), MASK_BYTES);
         }
-        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
     }
+    // SAFETY: only constants are passed.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
 /// In a child: every signal has its default action and none is blocked, as a program expects to be started.
