@@ -31,7 +31,10 @@ from .protocol.nodes import DoctorReport
 from .protocol.spec import SandboxInfo, SandboxSpec
 from .sandbox import Sandbox
 
-_CREATE_GRACE_S = 10.0
+_CREATE_GRACE_S = 15.0
+"""Beyond the creator's own time: the node answers when nothing is left of the sandbox, and may first have to find out,
+within its DSEC_FORK_SERVER_TIMEOUT_S, that its fork server hangs."""
+
 _BUILD_SILENCE_S = 900.0
 _VERIFY_S = 3600.0
 
