@@ -52,7 +52,7 @@ def _left(scratch: Path) -> list[str]:
         if entry.name.isdecimal() and f"{scratch}/".encode() in _command_line(entry)
     ]
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob("*/dsec-bench-*")]
-    files = [entry.name for entry in scratch.iterdir()]
+    files = [*(entry.name for entry in scratch.iterdir()), *map(str, Path("/tmp").glob("dsec-bench-*"))]
     return [*files, *(line for line in mounts if f" {scratch}/" in line), *processes, *groups]
 
 
@@ -116,7 +116,7 @@ def test_nothing_stays_of_an_interrupted_bench(
     with _start(node_environment, tmp_path, "create", "-n", "100000") as process:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("*/create/*")):
-            assert process.poll() is None
+            assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(number)

@@ -96,7 +96,7 @@ async def ground(options: Options, say: Say) -> AsyncIterator[Ground]:
     load = os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=options.scratch))
     try:
-        node: Node = OwnNode(directory / "node") if options.private else UsersNode(Path(options.state_dir))
+        node: Node = OwnNode(directory) if options.private else UsersNode(Path(options.state_dir))
         if options.private:
             async with node.running() as client:
                 await _build(client, image, Path(options.state_dir), directory / "users", say)

@@ -24,6 +24,7 @@ from libdsec.protocol.errors import DSecError
 from .figures import Figure, Report, median, report
 from .ground import Ground
 from .machine import machine, memory_kb
+from .node import is_of
 from .rounds import Progress
 
 NAME = "idle-memory"
@@ -39,13 +40,13 @@ _REST_TRIES = 15
 
 def others_kb(directory: Path) -> int:
     """Anonymous memory of every process but this one and those that name the ground in their command line."""
-    mark, own, total = os.fsencode(directory) + b"/", str(os.getpid()), 0
+    own, total = str(os.getpid()), 0
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or entry.name == own:
             continue
         # a process that ends while it is looked at has given its memory back
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if mark not in Path(entry.path, "cmdline").read_bytes():
+            if not is_of(directory, Path(entry.path)):
                 total += memory_kb("RssAnon", Path(entry.path, "status"), missing=0)
     return total
 

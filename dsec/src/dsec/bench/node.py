@@ -1,7 +1,8 @@
 """The node that is measured: one of our own with its own state and sockets, or the user's.
 
-A node of our own runs as a child with everything it makes below one directory. Whatever state it is in at the end, its
-processes (known by that directory in their command line) are ended, what is mounted below it is unmounted, and its
+A node of our own runs as a child. Its state lies in the ground's directory; its sockets, whose paths must be short, in
+a directory below /tmp that begins with the ground's name, which was drawn at random. Whatever state the node is in at
+the end, its processes (known by that name in their command line) are ended, what is mounted below is unmounted, and its
 control groups (known by its edge's name) are removed.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +26,8 @@ from .native import finish
 
 _START_S = 60.0
 _STOP_S = 60.0
+
+_SOCKETS = Path("/tmp")
 
 _ID_BASE = 0x2000_0000
 """Far from the default, so that our sandboxes and the user's share no id."""
@@ -56,19 +60,30 @@ class UsersNode:
 class OwnNode:
     owned = True
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.state_dir = directory / "state"
-        self._run_dir = directory / "run"
-        self._log = directory / "serve.log"
+    def __init__(self, ground: Path) -> None:
+        self._ground = ground
+        self.state_dir = ground / "state"
+        self._run_dir = _SOCKETS / f"{ground.name}-run"
+        self._log = ground / "serve.log"
         self._edges: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DSecClient]:
-        for path in (self.state_dir, self._run_dir):
-            path.mkdir(parents=True, exist_ok=True)
+        self.state_dir.mkdir(exist_ok=True)
+        self._run_dir.mkdir(mode=0o700)
+        process: asyncio.subprocess.Process | None = None
+        client: DSecClient | None = None
+        try:
+            process = await self._started()
+            client = await self._connected(process)
+            self._edges.add((await client.server_info()).node.edge_prefix)
+            yield client
+        finally:
+            await self._end(client, process)
+
+    async def _started(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "dsec", "serve", "--state-dir", str(self.state_dir), "--run-dir", str(self._run_dir)),
                 env={**os.environ, "DSEC_ID_BASE": str(_ID_BASE)},
@@ -77,13 +92,6 @@ class OwnNode:
                 stderr=log,
                 start_new_session=True,
             )
-        client: DSecClient | None = None
-        try:
-            client = await self._connected(process)
-            self._edges.add((await client.server_info()).node.edge_prefix)
-            yield client
-        finally:
-            await self._end(client, process)
 
     async def _connected(self, process: asyncio.subprocess.Process) -> DSecClient:
         client = DSecClient(f"unix://{self._run_dir / 'api.sock'}")
@@ -102,9 +110,9 @@ class OwnNode:
     def _tail(self) -> str:
         return self._log.read_bytes()[-2000:].decode("utf-8", "replace").strip()
 
-    async def _end(self, client: DSecClient | None, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, client: DSecClient | None, process: asyncio.subprocess.Process | None) -> None:
         """The polite way first, then the sure one."""
-        if client is not None:
+        if client is not None and process is not None:
             try:
                 async with asyncio.timeout(_STOP_S):
                     await client.shutdown_server()
@@ -113,35 +121,42 @@ class OwnNode:
             except (DSecError, TimeoutError):
                 # not even that: what follows needs no answer
                 await client.close()
-        await finish(process)
-        await _end_processes_of(self._directory)
-        unmount_below(self._directory)
+        if process is not None:
+            await finish(process)
+        await _end_processes_of(self._ground)
+        for place in (self._ground / "state", self._run_dir):
+            unmount_below(place)
+        shutil.rmtree(self._run_dir)
         for edge in self._edges:
             _remove_cgroups(f"dsec-{edge}")
 
 
-async def _end_processes_of(directory: Path) -> None:
+async def _end_processes_of(ground: Path) -> None:
     """:raises DeadlineExceededError: one that does not die, which the kernel holds."""
     for _ in range(500):
-        left = list(_processes_of(directory))
+        left = list(_processes_of(ground))
         if not left:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.02)
-    raise DeadlineExceededError(f"cannot end processes {left[:10]} of {directory}: they do not die")
+    raise DeadlineExceededError(f"cannot end processes {left[:10]} of {ground}: they do not die")
 
 
-def _processes_of(directory: Path) -> Iterator[int]:
-    """Processes, ended ones apart, that name the directory in their command line. Ours alone do: its name was drawn."""
-    mark = os.fsencode(directory) + b"/"
+def _processes_of(ground: Path) -> Iterator[int]:
+    """All but this one."""
     for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if mark in Path(entry.path, "cmdline").read_bytes():
-                yield int(entry.name)
+        if entry.name.isdecimal() and int(entry.name) != os.getpid() and is_of(ground, Path(entry.path)):
+            yield int(entry.name)
+
+
+def is_of(ground: Path, process: Path) -> bool:
+    """Whether a process (`/proc/PID`) names the ground in its command line; one that has ended names nothing."""
+    try:
+        return os.fsencode(ground.name) in (process / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _remove_cgroups(name: str, root: Path = Path("/sys/fs/cgroup")) -> None:
