@@ -19,7 +19,9 @@ from .protocol.errors import FileOperationError, QuotaExceededError, WireError
 
 _LARGEST_HEADER = 1024 * 1024
 _COPY = 256 * 1024
-_ZEROS = bytes(_COPY)
+ZEROS = bytes(_COPY)
+"""What a sparse file reads as. Pieces that are all of it are passed over when they are written."""
+
 _SKIPPED_NAMES = 100
 _HEADERS = frozenset(
     (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -33,7 +35,7 @@ class Transfer(msgspec.Struct, frozen=True):
     """Of file contents, or of the archive where one was written."""
     entries: int
     skipped: int = 0
-    """Entries left out of a download: devices, sockets, pipes, and links that lead out of the directory."""
+    """Entries left out: devices, of a download also pipes and links that lead out of the directory."""
     skipped_names: tuple[str, ...] = ()
     """The first hundred of them."""
 
@@ -132,7 +134,7 @@ class _Unpacking:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(parts[-1], flags, 0o600, dir_fd=parent), "wb") as target:
             while piece := content.read(_COPY):
-                if piece == _ZEROS[: len(piece)]:
+                if piece == ZEROS[: len(piece)]:
                     # a sandbox may say that it has terabytes of nothing: they take no room here either
                     target.seek(len(piece), os.SEEK_CUR)
                 else:
@@ -220,14 +222,19 @@ def _stays_inside(parents: tuple[str, ...], target: str) -> bool:
 
 
 def pack(directory: str, sink: int) -> Transfer:
-    """Write the tree below `directory` as a tar to the descriptor `sink`, which it closes. Owners are not told.
+    """Write the tree below `directory` as a tar to the descriptor `sink`, which it closes. Owners are not told,
+    devices left out.
 
     :raises FileOperationError: the local file system refused.
     """
     entries = total = 0
+    skipped: list[str] = []
 
-    def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         nonlocal entries, total
+        if info.ischr() or info.isblk():
+            skipped.append(info.name)  # no sandbox may make one
+            return None
         entries += 1
         total += info.size
         info.uid = info.gid = 0
@@ -244,4 +251,4 @@ def pack(directory: str, sink: int) -> Transfer:
             raise FileOperationError(
                 f"cannot read {error.filename or directory}: {error.strerror}", path=directory, errno=error.errno
             ) from error
-    return Transfer(total, entries)
+    return Transfer(total, entries, len(skipped), tuple(skipped[:_SKIPPED_NAMES]))

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from ._archive import Transfer, pack, unpack
+from ._archive import ZEROS, Transfer, pack, unpack
 from ._pipe import ThreadPipe
 from ._transport.channel import Channel
 from ._transport.codec import codec
@@ -205,14 +205,17 @@ class _Saving:
 
     def write(self, data: bytes) -> None:
         try:
-            self._file.write(data)
+            if data == ZEROS[: len(data)]:
+                self._file.seek(len(data), os.SEEK_CUR)  # takes no room
+            else:
+                self._file.write(data)
         except OSError as error:
             raise _local_error(self._target, error) from error
         self.size += len(data)
 
     def commit(self) -> None:
         try:
-            self._file.flush()
+            self._file.truncate(self.size)
             os.fchmod(self._file.fileno(), self._mode)
             os.replace(self._part, self._target)
         except OSError as error:

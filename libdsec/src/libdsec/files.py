@@ -176,10 +176,16 @@ class Files:
         Nothing outside the local path is touched whatever the sandbox sends. Devices, sockets and links that lead out
         of the directory are left out, and counted in the answer.
         :raises QuotaExceededError: more than `limit` bytes of contents.
+        :raises InvalidArgumentError: a device, pipe or socket.
         """
         info = await self.stat(path, follow=True)
         if info.type == "directory":
             return await self._transfers.download_directory(path, os.fspath(local), limit, progress)
+        if info.type != "file":
+            # a device has no end, and a name that an agent made a link to one would fill our disk
+            raise InvalidArgumentError(
+                f"cannot download {path!r}: it is neither a file nor a directory, but of type {info.type}", field="path"
+            )
         return await self._transfers.download_file(path, os.fspath(local), info.mode, limit, progress)
 
     async def archive(

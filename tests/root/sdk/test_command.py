@@ -18,6 +18,7 @@ from struct import pack
 
 import pytest
 
+from libdsec import OutputLimit
 from libdsec.sync import Sandbox
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether", "mmdebstrap")
@@ -182,3 +183,36 @@ def test_what_leads_out_is_left_out(dsec, sandbox: Sandbox, tmp_path: Path):
     assert done.returncode == 0
     assert "left out 3 entries" in done.stderr
     assert os.listdir(tmp_path / "evil") == ["f"]
+
+
+def test_a_link_to_a_device_does_not_fill_our_disk(dsec, sandbox: Sandbox, tmp_path: Path):
+    sandbox.run_shell("ln -sf /dev/zero /result").check()
+    done = dsec("cp", f"{sandbox.id}:/result", str(tmp_path / "result"))
+    assert (done.returncode, "of type char" in done.stderr) == (64, True)
+    sandbox.run_shell("truncate -s 300M /sparse").check()
+    assert dsec("cp", f"{sandbox.id}:/sparse", str(tmp_path / "sparse")).returncode == 0
+    assert (tmp_path / "sparse").stat().st_size == 300 << 20
+    assert (tmp_path / "sparse").stat().st_blocks * 512 < 1 << 20
+
+
+def test_a_copy_that_is_terminated_leaves_nothing(url: str, sandbox: Sandbox, tmp_path: Path):
+    sandbox.run_shell("head -c 1G /dev/zero | tr '\\0' a > /large", limit=OutputLimit(0, 0)).check()
+    command = [sys.executable, "-m", "dsec", "cp", f"{sandbox.id}:/large", str(tmp_path / "large")]
+    with subprocess.Popen(command, env={**os.environ, "DSEC_URL": url}) as process:
+        deadline = time.monotonic() + 60
+        while not os.listdir(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.terminate()
+        assert process.wait(60) == 143
+    assert os.listdir(tmp_path) == []
+    sandbox.files.remove("/large")
+
+
+def test_devices_are_left_out_of_an_upload(dsec, sandbox: Sandbox, tmp_path: Path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("x")
+    os.mknod(tmp_path / "tree/null", 0o20666, os.makedev(1, 3))
+    done = dsec("cp", str(tmp_path / "tree"), f"{sandbox.id}:/uploaded")
+    assert (done.returncode, "left out 1 entries" in done.stderr) == (0, True)
+    assert sandbox.run(["ls", "/uploaded"]).stdout == "file\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from libdsec import DSecClient
 from libdsec._transport.codec import codec
 from libdsec._transport.connection import Connection
-from libdsec._transport.endpoint import UnixEndpoint, socket_path
+from libdsec._transport.endpoint import UnixEndpoint, run_directory, socket_path
 from libdsec._transport.exchange import Collecting
 from libdsec.errors import (
     ClientClosedError,
@@ -258,3 +258,11 @@ def test_a_server_that_was_away_at_open_can_be_opened_later():
             await client.close()
 
     asyncio.run(main())
+
+
+def test_a_relative_run_directory_is_refused(monkeypatch):
+    monkeypatch.setenv("DSEC_RUN_DIR", "run")
+    with pytest.raises(InvalidArgumentError, match="must be absolute"):
+        run_directory()
+    monkeypatch.setenv("DSEC_RUN_DIR", "")
+    assert run_directory() == "/run/dsec"

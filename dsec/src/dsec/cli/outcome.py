@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -40,7 +41,10 @@ def execute(json: bool, work: Callable[[DSecClient], Awaitable[int | None]]) -> 
 def execute_alone(json: bool, work: Callable[[], Awaitable[int | None]]) -> NoReturn:
     """As `execute`, for what needs no server."""
 
+    ended_by: list[int] = []
+
     async def main() -> int | None:
+        _cancel_on_signals(ended_by)
         return await work()
 
     try:
@@ -51,6 +55,10 @@ def execute_alone(json: bool, work: Callable[[], Awaitable[int | None]]) -> NoRe
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
+    except asyncio.CancelledError:
+        if not ended_by:
+            raise
+        code = 128 + ended_by[0]
     except BrokenPipeError:
         # whoever read our output has gone: as if SIGPIPE had ended us
         code = _without_output(141)
@@ -58,6 +66,21 @@ def execute_alone(json: bool, work: Callable[[], Awaitable[int | None]]) -> NoRe
         warn(f"cannot go on: {error}")
         code = _without_output(74)
     raise typer.Exit(code or 0)
+
+
+def _cancel_on_signals(received: list[int]) -> None:
+    """SIGTERM and SIGHUP end the work as SIGINT does: what it has begun is cleaned up first. Ignored ones stay so."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            loop.add_signal_handler(number, cancel, number)
 
 
 def _without_output(code: int) -> int:

@@ -79,7 +79,11 @@ class UnixEndpoint:
 
 
 def run_directory() -> str:
-    return os.environ.get("DSEC_RUN_DIR") or "/run/dsec"
+    """:raises InvalidArgumentError: DSEC_RUN_DIR is relative, and would be another one from elsewhere."""
+    directory = os.environ.get("DSEC_RUN_DIR") or "/run/dsec"
+    if not os.path.isabs(directory):
+        raise InvalidArgumentError(f"cannot use DSEC_RUN_DIR={directory!r}: it must be absolute", field="run_dir")
+    return directory
 
 
 def socket_path(url: str) -> str:
