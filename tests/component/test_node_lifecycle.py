@@ -78,6 +78,8 @@ async def test_log_tells_what_happened_also_of_a_stopped_sandbox(run_dir: str) -
             await client.run(sandbox, "nonsense")
         await client.call("sandbox.stop", sandbox=sandbox)
         entries = (await client.call("sandbox.logs", sandbox=sandbox))["entries"]
+        with pytest.raises(InvalidArgumentError, match="-5 entries"):
+            await client.call("sandbox.logs", sandbox=sandbox, limit=-5)
         assert [e["event"] for e in entries] == ["created", "running", "exec", "exec", "stopped"]
         assert entries[2]["detail"]["exit_code"] == 1
         assert entries[3]["detail"]["code"] == "command_not_started"
