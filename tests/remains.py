@@ -7,6 +7,7 @@ server which still runs has made.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -25,6 +26,21 @@ DISK_PREFIX = f"dsec-test-{os.getpid()}-"
 
 _WAIT_S = 20.0
 """For what is given back in the background."""
+
+
+SPARE_NETWORKS = 5
+"""The fork server's own network namespace and those it makes ahead."""
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process, without the bounded few by which a fork server holds network namespaces."""
+    held = []
+    for link in glob.glob(f"/proc/{pid}/fd/*"):
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            held.append(os.readlink(link))
+    networks = sum(target.startswith("net:[") for target in held)
+    assert networks <= SPARE_NETWORKS
+    return len(held) - networks
 
 
 class Remains:

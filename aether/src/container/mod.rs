@@ -27,7 +27,7 @@ mod ipc;
 pub mod limits;
 mod mounts;
 mod namespaces;
-mod network;
+pub mod network;
 mod privileges;
 pub mod rootfs;
 pub mod seccomp;
@@ -59,9 +59,16 @@ pub struct Node {
 const NOT_MADE: i32 = 1;
 const FIRST_AFTER_STDIO: u32 = 3;
 
+/// What the fork server holds for a sandbox to be made of.
+pub struct Materials<'a> {
+    pub layers: Vec<BorrowedFd<'a>>,
+    /// A network namespace that `network::prepare` has been to, if one was left.
+    pub network: Option<OwnedFd>,
+}
+
 /// Become the sandbox's init. `report` hears once, by a packed `Option<Failure>`, how it went.
-pub fn become_init(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd, report: OwnedFd) -> ! {
-    let made = build(plan, node, layers, channel).and_then(|inherited| {
+pub fn become_init(plan: &Plan, node: &Node, materials: &Materials<'_>, channel: OwnedFd, report: OwnedFd) -> ! {
+    let made = build(plan, node, materials, channel).and_then(|inherited| {
         close_all_but(&inherited, &report).during(Stage::Drop)?;
         Ok(inherited)
     });
@@ -85,14 +92,15 @@ fn tell(report: &OwnedFd, failure: Option<&Failure>) {
     }
 }
 
-fn build(plan: &Plan, node: &Node, layers: &[BorrowedFd<'_>], channel: OwnedFd) -> Result<Inherited, Failure> {
+fn build(plan: &Plan, node: &Node, materials: &Materials<'_>, channel: OwnedFd) -> Result<Inherited, Failure> {
+    let Materials { layers, network } = materials;
     privileges::leave_fork_server(node.command_line).during(Stage::Drop)?;
     let cgroups = cgroup::join(plan)?;
     let copies = rootfs::copy_layers(layers)?;
-    namespaces::enter(plan)?;
+    namespaces::enter(plan, network.as_ref())?;
     cgroup::settle(plan, &cgroups)?;
     let proc = mounts::make_proc()?;
-    network::configure(plan, &proc)?;
+    network::configure(plan, &proc, network.is_some())?;
     ipc::bound(plan, &proc)?;
     let (user_namespace, holder) = user_namespace::make(plan, &proc)?;
     rootfs::map_layers(&copies, &user_namespace)?;

@@ -2,24 +2,28 @@
 //!
 //! All are owned by the host's user namespace: inside, root has power over none of them.
 
+use std::os::fd::{AsFd, OwnedFd};
+
 use rustix::mount::{mount_change, MountPropagationFlags};
-use rustix::thread::{CpuSet, UnshareFlags};
+use rustix::thread::{move_into_link_name_space, CpuSet, LinkNameSpaceType, UnshareFlags};
 
 use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::Plan;
 use crate::sys::{KernelError, On};
 
-/// Leave the host's namespaces. The cgroups must have been joined before.
-pub fn enter(plan: &Plan) -> Result<(), Failure> {
-    leave_host(plan).during(Stage::Namespaces)
+/// Leave the host's namespaces, into `network` if there is one that was made ahead. The cgroups must have been joined
+/// before.
+pub fn enter(plan: &Plan, network: Option<&OwnedFd>) -> Result<(), Failure> {
+    leave_host(plan, network).during(Stage::Namespaces)
 }
 
-fn leave_host(plan: &Plan) -> Result<(), KernelError> {
-    let flags = UnshareFlags::NEWNS
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWCGROUP;
+fn leave_host(plan: &Plan, network: Option<&OwnedFd>) -> Result<(), KernelError> {
+    let mut flags = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    match network {
+        Some(network) => move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+            .on("enter", "the network namespace")?,
+        None => flags |= UnshareFlags::NEWNET,
+    }
     // SAFETY: none of these flags takes apart what this process shares with another thread; it has no other.
     unsafe { rustix::thread::unshare_unsafe(flags) }.on("unshare", "mount, net, ipc, uts and cgroup namespaces")?;
     // nothing mounted on the host from here on may show up inside, and nothing of ours outside

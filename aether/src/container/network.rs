@@ -12,13 +12,21 @@ use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::{Plan, ID_RANGE};
 use crate::sys::{self, KernelError, On};
 
-/// Bring loopback up and open the ports. `proc` is a procfs on which nothing is protected yet.
-pub fn configure(plan: &Plan, proc: &OwnedFd) -> Result<(), Failure> {
+/// What is the same for every sandbox: loopback is up, low ports are open. `proc` is a procfs on which nothing is
+/// protected; what it shows of the network is the caller's own.
+pub fn prepare(proc: &OwnedFd) -> Result<(), KernelError> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .on("open", "a socket for the loopback interface")?;
+    sys::bring_up(&socket, "lo").on("bring up", "lo")?;
+    write_setting(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")
+}
+
+/// Make the network namespace this process is in the sandbox's; `prepared` says whether `prepare` has been here.
+pub fn configure(plan: &Plan, proc: &OwnedFd, prepared: bool) -> Result<(), Failure> {
     let configure = || {
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-            .on("open", "a socket for the loopback interface")?;
-        sys::bring_up(&socket, "lo").on("bring up", "lo")?;
-        write_setting(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+        if !prepared {
+            prepare(proc)?;
+        }
         let groups = format!("{} {}", plan.id_base, plan.id_base + ID_RANGE - 1);
         write_setting(proc, "sys/net/ipv4/ping_group_range", &groups)
     };

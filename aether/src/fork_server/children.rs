@@ -74,6 +74,11 @@ impl Children {
         self.by_pid.is_empty()
     }
 
+    /// Whether any create is under way.
+    pub fn are_being_made(&self) -> bool {
+        self.under_way > 0
+    }
+
     /// With those still to come.
     pub fn count(&self) -> usize {
         self.by_pid.len() + self.waiting.len()

@@ -18,8 +18,8 @@ use super::methods::{invalid, made, result};
 use super::note;
 use super::plan::Plan;
 use super::server::{unwatch, Server};
-use crate::container;
 use crate::container::steps::Failure;
+use crate::container::{self, Materials};
 use crate::sys::{self, Forked, KernelError, On};
 use crate::wire::{self, Empty, ErrorBody, Frame, Kind};
 
@@ -87,7 +87,8 @@ impl Server {
     }
 
     /// Clone the child, which never comes back from here.
-    fn start(&self, origin: Origin, plan: Plan) -> Result<Sandbox, KernelError> {
+    fn start(&mut self, origin: Origin, plan: Plan) -> Result<Sandbox, KernelError> {
+        let network = self.networks.take(Instant::now());
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, inits) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).on("make", "a channel")?;
@@ -95,8 +96,8 @@ impl Server {
         // SAFETY: this process has one thread.
         match unsafe { sys::fork_into_pid_namespace() }.on("clone", "a process in a new pid namespace")? {
             Forked::Child => {
-                let layers = self.layers.mounts(&plan.layers);
-                container::become_init(&plan, &self.node, &layers, inits, reporter)
+                let materials = Materials { layers: self.layers.mounts(&plan.layers), network };
+                container::become_init(&plan, &self.node, &materials, inits, reporter)
             }
             Forked::Parent { pid, pidfd } => {
                 // a child that has died already is still there to be read until it is reaped

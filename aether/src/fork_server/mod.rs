@@ -12,6 +12,7 @@
 //! - `connection`  one peer: frames in, frames with descriptors out
 //! - `methods`     the methods of the wire, each from arguments to an answer
 //! - `create`      the longest of them, and the end of what it made
+//! - `networks`    network namespaces made ahead, when nothing else is to be done
 //! - `server`      the loop that ties them together
 //! - `node`        what is found out about the machine at the start
 //!
@@ -28,6 +29,7 @@ mod connection;
 mod create;
 mod layers;
 mod methods;
+mod networks;
 mod node;
 pub mod plan;
 mod server;

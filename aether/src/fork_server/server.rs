@@ -15,6 +15,7 @@ use rustix::process::Pid;
 use super::children::Children;
 use super::connection::{Connection, Origin};
 use super::layers::Layers;
+use super::networks::Networks;
 use super::note;
 use crate::container::Node;
 use crate::seqpacket::{ChannelError, Received};
@@ -41,6 +42,7 @@ pub struct Server {
     pub(super) node: Node,
     pub(super) layers: Layers,
     pub(super) children: Children,
+    pub(super) networks: Networks,
     /// Whom to tell when the last sandbox is gone, after which the server ends.
     pub(super) shutdown: Option<Origin>,
     pub(super) epoll: OwnedFd,
@@ -64,6 +66,7 @@ impl Server {
             node,
             layers,
             children: Children::new(side_by_side()),
+            networks: Networks::new(Instant::now())?,
             shutdown: None,
             epoll,
             listener,
@@ -92,7 +95,11 @@ impl Server {
                     _ => self.attend(about, flags),
                 }
             }
-            self.end_overdue(Instant::now())?;
+            let now = Instant::now();
+            self.end_overdue(now)?;
+            if !self.children.are_being_made() {
+                self.networks.refill(now)?;
+            }
             if self.is_over() {
                 return Ok(());
             }
@@ -107,7 +114,8 @@ impl Server {
     fn time_left(&mut self, now: Instant) -> Option<Timespec> {
         let strangers = self.connections.values().filter(|connection| !connection.greeted);
         let hello = strangers.map(|connection| connection.hello_by).min();
-        let next = [hello, self.children.next_deadline()].into_iter().flatten().min()?;
+        let network = if self.children.are_being_made() { None } else { self.networks.next_wake() };
+        let next = [hello, self.children.next_deadline(), network].into_iter().flatten().min()?;
         // a little late is as good; a little early would spin
         let left = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })

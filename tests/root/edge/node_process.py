@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from remains import descriptors
+
 WAIT_S = 30.0
 
 
@@ -104,8 +106,8 @@ class NodeProcess:
         assert self.process is not None
         (fork_server,) = self.fork_servers()
         return {
-            "server": len(os.listdir(f"/proc/{self.process.pid}/fd")),
-            "fork server": len(os.listdir(f"/proc/{fork_server}/fd")),
+            "server": descriptors(self.process.pid),
+            "fork server": descriptors(fork_server),
         }
 
     def processes(self) -> set[int]:
