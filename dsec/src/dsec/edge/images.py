@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dsec.store.compose import compose
 from dsec.store.local import LocalStore
+from dsec.store.mounts import LayerMounts
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.spec import SandboxSpec
@@ -40,7 +41,7 @@ class Images(Protocol):
     def inspect(self, ref: str) -> ImageInfo:
         """:raises ImageNotFoundError: not published here."""
 
-    def remove(self, ref: str) -> None:
+    async def remove(self, ref: str) -> None:
         """:raises ImageNotFoundError: not published here.
         :raises ConflictError: a sandbox or another image still needs it."""
 
@@ -58,10 +59,10 @@ class BuildCanceledError(Exception):
 class StoreImages:
     """The node's own store."""
 
-    def __init__(self, store: LocalStore, in_use: Callable[[str], bool]) -> None:
-        """`in_use` says whether a sandbox has the layer of that digest."""
+    def __init__(self, store: LocalStore, mounts: LayerMounts) -> None:
+        """`mounts` knows which layers sandboxes have, and keeps those mounted that none has any more."""
         self._store = store
-        self._in_use = in_use
+        self._mounts = mounts
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     async def compose(self, spec: SandboxSpec) -> Composed:
@@ -108,9 +109,14 @@ class StoreImages:
     def inspect(self, ref: str) -> ImageInfo:
         return self._store.catalogue.get(ref).info()
 
-    def remove(self, ref: str) -> None:
-        self._store.remove(ref, self._in_use)
-        self._composed.clear()
+    async def remove(self, ref: str) -> None:
+        try:
+            orphans = await asyncio.to_thread(self._store.remove, ref, self._mounts.in_use)
+        finally:
+            self._composed.clear()
+        for digest in orphans:
+            # an idle mount would keep the removed files' space on the disk
+            await self._mounts.forget(digest)
 
     async def verify(self, ref: str) -> ImageInfo:
         record = self._store.catalogue.get(ref)

@@ -157,7 +157,7 @@ def _make_edge(
     return Edge(
         describe(config, identity),
         drivers={driver.backend: driver},
-        images=StoreImages(store, mounts[0].in_use),
+        images=StoreImages(store, mounts[0]),
         clock=SystemClock(),
         spawn=spawn,
         probe=_probe,

@@ -81,8 +81,8 @@ class LocalStore:
                 raise
         return record
 
-    def remove(self, ref: str, in_use: Callable[[str], bool]) -> None:
-        """Remove an image and those of its layers that no other image has.
+    def remove(self, ref: str, in_use: Callable[[str], bool]) -> tuple[str, ...]:
+        """Remove an image and those of its layers that no other image has. Returns the digests of these.
 
         :raises ImageNotFoundError: no such image.
         :raises ConflictError: `in_use` says yes to one of those layers; nothing has changed.
@@ -98,7 +98,9 @@ class LocalStore:
                 )
 
         with self._files:
-            self._remove_unknown(self.catalogue.remove(ref, check))
+            orphans = self.catalogue.remove(ref, check)
+            self._remove_unknown(orphans)
+        return orphans
 
     def _take(self, build: LayerBuild) -> LayerRecord:
         target = layer_directory(self.layers_dir, build.layer_digest)

@@ -51,7 +51,7 @@ class FakeImages:
             raise ImageNotFoundError(f"cannot find image {ref}: it is not published here", ref=ref)
         return self._images[ref]
 
-    def remove(self, ref: str) -> None:
+    async def remove(self, ref: str) -> None:
         self.inspect(ref)
         del self._images[ref]
 

@@ -60,9 +60,13 @@ def inspect(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 
 def remove(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    edge.images.remove(read(request, ImageNameRequest).ref)
-    caller.result(encode(Empty()))
-    return ANSWERED
+    ref = read(request, ImageNameRequest).ref
+    return answer_by_task(edge.spawn, _remove(edge, ref), caller, "image.remove")
+
+
+async def _remove(edge: Edge, ref: str) -> Empty:
+    await edge.images.remove(ref)
+    return Empty()
 
 
 def verify(edge: Edge, request: Request, caller: Caller) -> Answerer:
