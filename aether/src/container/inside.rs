@@ -23,15 +23,19 @@ pub struct Inside<'a> {
 impl Inside<'_> {
     /// Mount on a directory directly below the root, which is made where the image has none.
     pub fn mount(&self, mount: impl AsFd, name: &str) -> Result<(), KernelError> {
-        match detached::attach(&mount, self.root, name) {
+        let attached = match detached::attach(&mount, self.root, name) {
             Err(Errno::NOENT) => {
                 mkdirat(self.root, name, Mode::from_raw_mode(0o755)).on("make directory", format!("/{name}"))?;
                 self.own(self.root, name)?;
                 detached::attach(&mount, self.root, name)
             }
             other => other,
-        }
-        .on("mount on", format!("/{name}"))
+        };
+        let target = match attached {
+            Err(Errno::INVAL | Errno::NOTDIR | Errno::LOOP) => format!("/{name}, which is no directory in this image"),
+            _ => format!("/{name}"),
+        };
+        attached.on("mount on", target)
     }
 
     /// Give a path to the sandbox's own root user.
