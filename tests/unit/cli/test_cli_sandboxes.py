@@ -165,6 +165,13 @@ def test_output_that_nobody_can_take(node, redirection, code, told, arguments):
     assert (done.returncode, done.stderr.removeprefix("err\n")) == (code, told)
 
 
+def test_a_beginning_means_what_follows_the_node_and_what_still_runs(node):
+    node.sandboxes = {f"{'nodename' + rest:0<24}": state for rest, state in {"k1": "stopped", "k2": "running"}.items()}
+    assert node.run("exec", "k", "exit", "0").exit_code == 0
+    assert node.request("exec").sandbox == f"{'nodenamek2':0<24}"
+    assert node.run("exec", "nodename", "exit", "0").exit_code == 0
+
+
 def test_exec_passes_env_user_cwd(node):
     node.run("exec", "-e", "A=1", "-u", "1000", "-w", "/x", "xyz", "--", "exit", "0")
     request = node.request("exec")

@@ -73,7 +73,8 @@ def dsec(
     id=$(dsec create); dsec exec $id -- uname -a      make a sandbox and work in it
     dsec shell $id                                    a terminal in it
 
-    The server starts by itself when it is needed. Sandboxes may be named by any unique beginning of their ids.
+    The server starts by itself when it is needed. Sandboxes may be named by a unique beginning of their ids,
+    with or without the first eight characters, which name the node.
     Every command that ends in an answer takes --json.
     """
     if url is not None:

@@ -11,7 +11,8 @@ import typer
 from libdsec.args import DSecContainerRunArgs
 from libdsec.client import DSecClient
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError, SandboxNotFoundError
-from libdsec.protocol.ids import is_sandbox_id
+from libdsec.protocol.ids import EDGE_PREFIX_LENGTH, is_sandbox_id
+from libdsec.protocol.lifecycle import FINAL, State
 from libdsec.sandbox import Sandbox
 
 _SIZES = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
@@ -36,7 +37,9 @@ def _quantity(text: str, units: str, factors: dict[str, float], form: str) -> fl
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="An id, or any unique beginning of one.")]
+SandboxArgument = Annotated[
+    str, typer.Argument(metavar="SANDBOX", help="An id, or a unique beginning of what follows the node in it.")
+]
 
 
 def _without_separator(command: list[str]) -> list[str]:
@@ -123,15 +126,21 @@ async def image_or_only(client: DSecClient, image: str | None) -> str:
     raise InvalidArgumentError(f"cannot choose an image: there are {', '.join(sorted(bases))}; say which with --image")
 
 
+def _begins(sandbox: str, text: str) -> bool:
+    return bool(text) and (sandbox.startswith(text) or sandbox[EDGE_PREFIX_LENGTH:].startswith(text))
+
+
 async def find_sandbox(client: DSecClient, text: str) -> Sandbox:
-    """The sandbox whose id is `text` or begins with it.
+    """The sandbox whose id is `text`, or begins with it, the node's part of the id left out or not. Those that have
+    ended are meant only when no other is.
 
     :raises SandboxNotFoundError: none does.
     :raises InvalidArgumentError: several do.
     """
     if is_sandbox_id(text):
         return client.sandbox(text)
-    found = [info.id for info in await client.list(include_final=True) if info.id.startswith(text)] if text else []
+    begin = [info for info in await client.list(include_final=True) if _begins(info.id, text)]
+    found = [info.id for info in begin if State(info.state) not in FINAL] or [info.id for info in begin]
     if not found:
         raise SandboxNotFoundError(f"cannot find a sandbox {text!r}: no id begins so", sandbox=text)
     if len(found) > 1:
