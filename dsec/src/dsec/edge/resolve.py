@@ -14,8 +14,8 @@ from libdsec.protocol.exec import ExecRequest, OutputLimit, SessionOpenRequest, 
 from libdsec.protocol.spec import SandboxSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MAX_OUTPUT_LIMIT = 64 * 1024 * 1024
-"""Bytes of head and of tail that a caller may have kept."""
+MAX_OUTPUT_LIMIT = 8 * 1024 * 1024
+"""Bytes of head and tail together that a caller may have kept of a stream; PID 1 keeps no more."""
 MAX_TIMEOUT_S = 366 * 86_400.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -199,9 +199,10 @@ def _directory(asked: str | None, defaults: Defaults) -> str:
 
 
 def _limit(limit: OutputLimit) -> OutputLimit:
-    if not (0 <= limit.head <= MAX_OUTPUT_LIMIT and 0 <= limit.tail <= MAX_OUTPUT_LIMIT):
+    if limit.head < 0 or limit.tail < 0 or limit.head + limit.tail > MAX_OUTPUT_LIMIT:
         raise InvalidArgumentError(
-            f"cannot keep {limit.head} + {limit.tail} bytes of output: each must lie between 0 and {MAX_OUTPUT_LIMIT}",
+            f"cannot keep {limit.head} + {limit.tail} bytes of output: neither may be negative, together they may be "
+            f"at most {MAX_OUTPUT_LIMIT}; stream the output if you need all of it",
             field="limit",
         )
     return limit
