@@ -12,7 +12,7 @@ from libdsec import DSecClient, DSecContainerRunArgs
 
 async def main() -> None:
     async with DSecClient() as client:
-        image = os.environ.get("DSEC_IMAGE") or (await client.images())[0].ref
+        image = os.environ.get("DSEC_IMAGE") or next(i.ref for i in await client.images() if i.kind == "base")
         async with await client.run_container(DSecContainerRunArgs(container_image=image)) as sandbox:
             files = sandbox.files
             await files.write("/work/notes.txt", "first line\n", parents=True)

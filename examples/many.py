@@ -12,7 +12,7 @@ from libdsec import DSecClient, DSecContainerRunArgs
 async def main() -> None:
     gate = asyncio.Semaphore(8)
     async with DSecClient() as client:
-        image = os.environ.get("DSEC_IMAGE") or (await client.images())[0].ref
+        image = os.environ.get("DSEC_IMAGE") or next(i.ref for i in await client.images() if i.kind == "base")
 
         async def task(number: int) -> int:
             args = DSecContainerRunArgs(container_image=image, labels={"example": "many"}, deadline=120)

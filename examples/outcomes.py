@@ -8,7 +8,7 @@ from libdsec.errors import CommandNotStartedError
 from libdsec.sync import DSecClient, DSecContainerRunArgs
 
 with DSecClient() as client:
-    image = os.environ.get("DSEC_IMAGE") or client.images()[0].ref
+    image = os.environ.get("DSEC_IMAGE") or next(i.ref for i in client.images() if i.kind == "base")
     with client.run_container(DSecContainerRunArgs(container_image=image, memory_limit_mb=128)) as sandbox:
         print("exit:    ", sandbox.run_shell("exit 3").how())
         print("signal:  ", sandbox.run_shell("kill -15 $$").how())

@@ -7,7 +7,7 @@ import os
 from libdsec.sync import DSecClient, DSecContainerRunArgs
 
 with DSecClient() as client:
-    image = os.environ.get("DSEC_IMAGE") or client.images()[0].ref
+    image = os.environ.get("DSEC_IMAGE") or next(i.ref for i in client.images() if i.kind == "base")
     with client.run_container(DSecContainerRunArgs(container_image=image)) as sandbox, sandbox.session() as session:
         session.run("cd /usr/share; where=$PWD")
         print(session.run("echo $where; ls | wc -l").stdout.split())

@@ -13,7 +13,7 @@ CALCULATOR = "while read a b; do echo $((a + b)); done"
 
 async def main() -> None:
     async with DSecClient() as client:
-        image = os.environ.get("DSEC_IMAGE") or (await client.images())[0].ref
+        image = os.environ.get("DSEC_IMAGE") or next(i.ref for i in await client.images() if i.kind == "base")
         async with await client.run_container(DSecContainerRunArgs(container_image=image)) as sandbox:
             process = await sandbox.exec_stream(["sh", "-c", CALCULATOR], stdin=True)
             for pair in (b"1 2\n", b"20 22\n"):
