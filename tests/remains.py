@@ -28,19 +28,30 @@ _WAIT_S = 20.0
 """For what is given back in the background."""
 
 
-SPARE_NETWORKS = 5
-"""The fork server's own network namespace and those it makes ahead."""
+FORK_SERVERS_NETWORKS = 5
+"""The network namespaces it holds when it is at rest: its own, and four made ahead."""
 
 
-def descriptors(pid: int) -> int:
-    """Open descriptors of a process, without the bounded few by which a fork server holds network namespaces."""
+def descriptors(pid: int) -> list[str]:
+    """What a process has open."""
     held = []
     for link in glob.glob(f"/proc/{pid}/fd/*"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             held.append(os.readlink(link))
-    networks = sum(target.startswith("net:[") for target in held)
-    assert networks <= SPARE_NETWORKS
-    return len(held) - networks
+    return held
+
+
+def fork_servers_descriptors(pid: int) -> int:
+    """How many a fork server has open once it makes no namespace ahead, without those it holds."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        held = descriptors(pid)
+        networks = sum(target.startswith("net:[") for target in held)
+        if networks == FORK_SERVERS_NETWORKS:
+            return len(held) - networks
+        assert networks < FORK_SERVERS_NETWORKS
+        assert time.monotonic() < deadline, f"the fork server holds {networks} network namespaces"
+        time.sleep(0.005)
 
 
 class Remains:

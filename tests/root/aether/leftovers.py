@@ -9,7 +9,7 @@ from typing import Any
 
 from rig import ForkServer
 
-from remains import descriptors
+from remains import fork_servers_descriptors
 
 
 def children(pid: int) -> list[int]:
@@ -23,7 +23,7 @@ def traces(server: ForkServer) -> dict[str, Any]:
     return {
         "host mounts": own_mounts("self", server),
         "server mounts": own_mounts(pid, server),
-        "descriptors": descriptors(pid),
+        "descriptors": fork_servers_descriptors(pid),
         "children": children(pid),
         "run directory": sorted(path.name for path in server.run_dir.rglob("*")),
         "layers": server.peer.call("layer.list", {}).values["layers"],

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from remains import descriptors
+from remains import descriptors, fork_servers_descriptors
 
 WAIT_S = 30.0
 
@@ -106,8 +106,8 @@ class NodeProcess:
         assert self.process is not None
         (fork_server,) = self.fork_servers()
         return {
-            "server": descriptors(self.process.pid),
-            "fork server": descriptors(fork_server),
+            "server": len(descriptors(self.process.pid)),
+            "fork server": fork_servers_descriptors(fork_server),
         }
 
     def processes(self) -> set[int]:
