@@ -198,7 +198,11 @@ def test_ls(node):
 
 
 def test_inspect_and_logs(node):
-    assert "debian:12" in node.run("inspect", "xyz").stdout
+    told = node.run("inspect", "xyz").stdout
+    assert "debian:12" in told
+    assert "limits" not in told, "nothing is said of it"
+    assert "memory_bytes  4 MiB" in told
+    assert "created_at    19" in told
     assert node.json("inspect", "xyz")["spec"]["image"] == "debian:12"
     assert "created" in node.run("logs", "xyz").stdout
     assert node.json("logs", "xyz")[0]["event"] == "created"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import typer
 
@@ -9,7 +11,7 @@ from libdsec.client import DSecClient
 
 from .options import JsonOption, SandboxArgument, find_sandbox
 from .outcome import execute
-from .output import emit, printable, say
+from .output import amount, emit, printable, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -34,10 +36,26 @@ def inspect(sandbox: SandboxArgument, json: JsonOption = False) -> None:
 
 
 def _show(values: dict[str, object], depth: int) -> None:
-    width = max(map(len, values), default=0)
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
+    told = {name: value for name, value in values.items() if _tells(value)}
+    width = max(map(len, told), default=0)
+    for name, value in told.items():
+        if isinstance(value, dict):
             say(f"{'  ' * depth}{printable(name)}")
             _show(value, depth + 1)
-        elif value not in (None, {}, (), []):
-            say(f"{'  ' * depth}{printable(name).ljust(width)}  {printable(str(value))}")
+        else:
+            say(f"{'  ' * depth}{printable(name).ljust(width)}  {printable(_in_words(name, value))}")
+
+
+def _tells(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_tells(inner) for inner in value.values())
+    return value not in (None, (), [])
+
+
+def _in_words(name: str, value: object) -> str:
+    """A value as people read it; what the unit is stands at the end of its name."""
+    if isinstance(value, float) and name.endswith("_at"):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return amount(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
