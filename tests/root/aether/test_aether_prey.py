@@ -37,6 +37,10 @@ while (time() < $end) {
 """
 
 
+HUNTS = 15
+"""A child is there for less than a millisecond: on a busy machine one hunt may see none."""
+
+
 @pytest.fixture(scope="module")
 def talk(box: Box) -> Conversation:
     return Conversation(box)
@@ -44,12 +48,16 @@ def talk(box: Box) -> Conversation:
 
 def test_nothing_is_found_on_a_child_before_its_program(talk: Conversation) -> None:
     talk.file("write", "/tmp/hunter", HUNTER.encode())
-    hunt = talk.start_exec(["/usr/bin/perl", "/tmp/hunter"])
-    while not hunt.over:
-        talk.finish(talk.start_exec("true"))
-        talk.file("stat", "/")
-    assert (hunt.how(), hunt.stderr) == (("exited", 0, None), b"")
-    found = set(talk.file("read", "/tmp/prey").stdout.decode().splitlines())
+    found = {"hunting"}
+    for _ in range(HUNTS):
+        hunt = talk.start_exec(["/usr/bin/perl", "/tmp/hunter"])
+        while not hunt.over:
+            talk.finish(talk.start_exec("true"))
+            talk.file("stat", "/")
+        assert (hunt.how(), hunt.stderr) == (("exited", 0, None), b"")
+        found |= set(talk.file("read", "/tmp/prey").stdout.decode().splitlines())
+        if found != {"hunting"}:
+            break
     assert found == {"hunting", "seen"}
 
 
