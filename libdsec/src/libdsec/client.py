@@ -105,7 +105,7 @@ class DSecClient:
     ) -> tuple[SandboxInfo, ...]:
         """Sandboxes that carry all of `labels`; with `include_final` also those that have ended and are remembered."""
         found: list[SandboxInfo] = []
-        request = SandboxListRequest(dict(labels or {}), include_final)
+        request = SandboxListRequest(dict(labels or {}), include_final=include_final)
         while True:
             page: SandboxList = await self._channel.call("sandbox.list", request, repeatable=True)
             found += page.sandboxes

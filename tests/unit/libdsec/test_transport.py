@@ -66,7 +66,7 @@ def test_garbage_is_frames_or_a_wire_error(garbage):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_prebuilt_call_is_the_vocabularys(method):
-    request = Empty() if METHODS[method][0] is Empty else SandboxListRequest({"a": "b"}, True)
+    request = Empty() if METHODS[method][0] is Empty else SandboxListRequest({"a": "b"}, include_final=True)
     assert codec(method).encode(request) == encode_call(method, request)
 
 

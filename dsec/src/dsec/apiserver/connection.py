@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
         if principal is None:
             raise WireError("cannot take a CALL of an unknown principal")
         principal.require(route.permission, asked.method)
-        return route.handle(self._service, Request(asked.method, asked.args, principal.name), call)
+        return route.handle(self._service, Request(asked.method, asked.args, principal.name, asked.step), call)
 
     def _close_with(self, error: DSecError) -> None:
         """Tell the client on call 0, then close; what it was told before still reaches it.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from dsec.bus import Answerer, Caller, Request
-from libdsec.protocol.calls import CreateRequest, Empty, ServerInfo
+from libdsec.protocol.calls import CreateRequest, DrainRequest, Empty, ServerInfo
 from libdsec.protocol.errors import InvalidArgumentError, SandboxNotFoundError, UnavailableError
 from libdsec.protocol.frames import GENERATION
 from libdsec.protocol.ids import edge_of, is_sandbox_id
@@ -18,6 +18,8 @@ from .service import Service
 Handler = Callable[[Service, Request, Caller], Answerer]
 
 READ, USE, ADMIN = "read", "use", "admin"
+
+MAX_DRAIN_S = 86_400.0
 
 
 class Route(NamedTuple):
@@ -38,6 +40,7 @@ class _Addressed(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder().encode
 _address = msgspec.msgpack.Decoder(_Addressed).decode
 _create_request = msgspec.msgpack.Decoder(CreateRequest).decode
+_drain_request = msgspec.msgpack.Decoder(DrainRequest).decode
 _empty = msgspec.msgpack.Decoder(_NoArguments).decode
 
 
@@ -101,6 +104,21 @@ def server_shutdown(service: Service, request: Request, caller: Caller) -> Answe
     return ANSWERED
 
 
+def server_drain(service: Service, request: Request, caller: Caller) -> Answerer:
+    """Answered when the draining has begun; the connection closes when it is done."""
+    try:
+        asked = _drain_request(request.args)
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f"cannot read the arguments of {request.method}: {error}") from None
+    if not 0 <= asked.timeout_s <= MAX_DRAIN_S:
+        raise InvalidArgumentError(
+            f"cannot drain for {asked.timeout_s} s: it must be 0 to {MAX_DRAIN_S}", field="timeout_s"
+        )
+    service.request_drain(asked.timeout_s)
+    caller.result(_encode(Empty()))
+    return ANSWERED
+
+
 def _nothing(request: Request) -> None:
     try:
         _empty(request.args)
@@ -111,12 +129,26 @@ def _nothing(request: Request) -> None:
 ROUTES: dict[str, Route] = {
     "server.info": Route(READ, server_info),
     "server.shutdown": Route(ADMIN, server_shutdown),
+    "server.drain": Route(ADMIN, server_drain),
     "node.doctor": Route(READ, to_own_edge),
     "sandbox.create": Route(USE, to_placed),
     "sandbox.inspect": Route(READ, to_sandbox),
     "sandbox.list": Route(READ, to_own_edge),
     "sandbox.stop": Route(USE, to_sandbox),
     "sandbox.logs": Route(READ, to_sandbox),
+    "sandbox.pause": Route(USE, to_sandbox),
+    "sandbox.resume": Route(USE, to_sandbox),
+    "log.read": Route(READ, to_own_edge),
+    "log.output": Route(READ, to_own_edge),
+    "lease.take": Route(USE, to_own_edge),
+    "lease.renew": Route(USE, to_own_edge),
+    "lease.release": Route(USE, to_own_edge),
+    "rollout.list": Route(READ, to_own_edge),
+    "job.list": Route(READ, to_own_edge),
+    "job.inspect": Route(READ, to_own_edge),
+    "job.pause": Route(USE, to_own_edge),
+    "job.resume": Route(USE, to_own_edge),
+    "job.stop": Route(USE, to_own_edge),
     "exec": Route(USE, to_sandbox),
     "session.open": Route(USE, to_sandbox),
     "session.run": Route(USE, to_sandbox),

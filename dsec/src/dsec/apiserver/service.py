@@ -40,6 +40,8 @@ class Service:
     node_status: Callable[[], NodeStatus]
     request_shutdown: Callable[[], None]
     """Begin to end the server; returns at once."""
+    request_drain: Callable[[float], None]
+    """Begin to end the server within so many seconds, its sandboxes left running; returns at once."""
     version: str
     server_pid: int
     connections: set[object] = field(default_factory=set)

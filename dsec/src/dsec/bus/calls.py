@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from libdsec.protocol.errors import DSecError
+from libdsec.protocol.steps import StepTag
 
 
 class Request(NamedTuple):
@@ -18,6 +19,8 @@ class Request(NamedTuple):
     """The MessagePack map of the method's request type, not yet read."""
     principal: str
     """Who asks, as iam named them."""
+    step: StepTag | None = None
+    """Its place in a command log, as the client said it."""
 
 
 class Caller(Protocol):

@@ -95,7 +95,7 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                 return task
 
             edge = _make_edge(config, identity, store, spawn)
-            service = make_service(edge, ending.set)
+            service = make_service(edge, ending.set, lambda _: ending.set())
             try:
                 await edge.start()
                 async with serve(service, config.api_socket):
@@ -164,7 +164,7 @@ def _make_edge(
     )
 
 
-def make_service(edge: Edge, request_shutdown: Callable[[], None]) -> Service:
+def make_service(edge: Edge, request_shutdown: Callable[[], None], request_drain: Callable[[float], None]) -> Service:
     """What answers the clients of a node that consists of this edge alone."""
     bus = LocalBus()
     bus.serve(edge.subject, edge.handle)
@@ -181,6 +181,7 @@ def make_service(edge: Edge, request_shutdown: Callable[[], None]) -> Service:
         own_edge=edge.node.edge_prefix,
         node_status=edge.status,
         request_shutdown=request_shutdown,
+        request_drain=request_drain,
         version=version("dsec"),
         server_pid=os.getpid(),
     )

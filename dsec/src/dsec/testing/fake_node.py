@@ -69,7 +69,14 @@ async def fake_node(directory: str, clock: FakeClock | None = None, **changes: A
             probe=lambda: DoctorReport((Finding("fake", "ok", "nothing was tried"),)),
         )
         shutdown = asyncio.Event()
-        node = FakeNode(edge, driver, images, f"{directory}/api.sock", make_service(edge, shutdown.set), shutdown)
+        node = FakeNode(
+            edge,
+            driver,
+            images,
+            f"{directory}/api.sock",
+            make_service(edge, shutdown.set, lambda _: shutdown.set()),
+            shutdown,
+        )
         await edge.start()
         try:
             async with serve(node.service, node.socket):

@@ -10,6 +10,8 @@ and the Rust half (`aether/src/wire.rs`) speaks the same bytes; `docs/wire.md` i
 - `exec`       commands, sessions and what they end as
 - `files`      file operations and their entries
 - `environment` image references, layers and their kinds
+- `steps`      the command log: steps, tracks, what a call carries of them
+- `jobs`       rollouts, jobs and their leases
 - `nodes`      what a node offers and uses
 - `errors`     the one error tree
 - `frames`     the one framing of every byte stream

@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 
-from . import environment, exec, files, nodes, spec
+from . import environment, exec, files, jobs, nodes, spec, steps
 from .errors import WireError
 
 
 class Call(msgspec.Struct, frozen=True):
     method: str
     args: msgspec.Raw = msgspec.Raw(b"\x80")
+    step: steps.StepTag | None = None
+    """Its place in the command log; None: on track `other`, numbered by the edge."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -32,21 +34,23 @@ class Hello(msgspec.Struct, frozen=True):
     max_payload: int = 0
 
 
-class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     spec: spec.SandboxSpec
     idempotency_key: str | None = None
     """A repeated create with the same key returns the same sandbox; with another spec it is a conflict."""
     timeout_s: float = 60.0
 
 
-class SandboxRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """sandbox.inspect and sandbox.stop."""
+class SandboxRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """sandbox.inspect, sandbox.pause, sandbox.resume and sandbox.stop."""
 
     sandbox: str
 
 
 class SandboxListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
+    job: str | None = None
+    rollout: str | None = None
     include_final: bool = False
     """Also those that have stopped or failed and are still remembered."""
     after: str | None = None
@@ -83,6 +87,13 @@ class Empty(msgspec.Struct, frozen=True):
     """No arguments, or nothing to say."""
 
 
+class DrainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """server.drain: take nothing new, wait for calls that run, and end; sandboxes go on without a server, and the
+    next one adopts them. What still runs after `timeout_s` goes on unheard, and its answer is kept."""
+
+    timeout_s: float = 30.0
+
+
 class ServerInfo(msgspec.Struct, frozen=True):
     version: str
     generation: int
@@ -93,12 +104,26 @@ class ServerInfo(msgspec.Struct, frozen=True):
 METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "server.info": (Empty, ServerInfo),
     "server.shutdown": (Empty, Empty),
+    "server.drain": (DrainRequest, Empty),
     "node.doctor": (Empty, nodes.DoctorReport),
     "sandbox.create": (CreateRequest, spec.SandboxInfo),
     "sandbox.inspect": (SandboxRequest, spec.SandboxInfo),
     "sandbox.list": (SandboxListRequest, SandboxList),
     "sandbox.stop": (SandboxRequest, spec.SandboxInfo),
     "sandbox.logs": (LogRequest, LogAnswer),
+    "sandbox.pause": (SandboxRequest, spec.SandboxInfo),
+    "sandbox.resume": (SandboxRequest, spec.SandboxInfo),
+    "log.read": (steps.LogReadRequest, steps.LogReadAnswer),
+    "log.output": (steps.LogOutputRequest, steps.Step),
+    "lease.take": (jobs.LeaseRequest, jobs.LeaseInfo),
+    "lease.renew": (jobs.LeaseHolder, jobs.LeaseInfo),
+    "lease.release": (jobs.LeaseHolder, Empty),
+    "rollout.list": (jobs.RolloutListRequest, jobs.RolloutList),
+    "job.list": (jobs.JobListRequest, jobs.JobList),
+    "job.inspect": (jobs.JobRequest, jobs.JobInfo),
+    "job.pause": (jobs.JobRequest, jobs.JobAnswer),
+    "job.resume": (jobs.JobRequest, jobs.JobAnswer),
+    "job.stop": (jobs.JobRequest, jobs.JobAnswer),
     "exec": (exec.ExecRequest, exec.ExecAnswer),
     "session.open": (exec.SessionOpenRequest, exec.SessionInfo),
     "session.run": (exec.SessionRunRequest, exec.ExecAnswer),
@@ -125,9 +150,21 @@ _encoder = msgspec.msgpack.Encoder()
 _call_decoder = msgspec.msgpack.Decoder(Call)
 
 
-def encode_call(method: str, args: msgspec.Struct) -> bytes:
+STEPS = frozenset(
+    method
+    for method in METHODS
+    if method.startswith(("session.", "file."))
+    or method in ("exec", "sandbox.create", "sandbox.inspect", "sandbox.pause", "sandbox.resume", "sandbox.stop")
+)
+"""The methods that are steps of a command log."""
+
+
+def encode_call(method: str, args: msgspec.Struct, step: steps.StepTag | None = None) -> bytes:
     """The payload of a CALL frame."""
-    return _encoder.encode(Call(method, msgspec.Raw(_encoder.encode(args))))
+    call: dict[str, Any] = {"method": method, "args": args}
+    if step is not None:
+        call["step"] = step
+    return _encoder.encode(call)
 
 
 def decode_call(payload: bytes) -> Call:

@@ -11,7 +11,9 @@
     │   └── PathNotFoundError         path_not_found
     ├── ConflictError                 conflict
     │   ├── AlreadyExistsError        already_exists
-    │   └── SandboxStateError         sandbox_state         sandbox, state, operation, allowed states
+    │   ├── SandboxStateError         sandbox_state         sandbox, state, operation, allowed states
+    │   ├── ReplayDivergedError       replay_diverged       the step, what is recorded there, what came now
+    │   └── LeaseLostError            lease_lost            somebody else holds the rollout now
     ├── QuotaExceededError            quota_exceeded
     ├── CapacityError                 capacity
     │   ├── NoEligibleNodeError       no_eligible_node      which filter emptied the list
@@ -117,6 +119,19 @@ class AlreadyExistsError(ConflictError):
 
 class SandboxStateError(ConflictError):
     code = "sandbox_state"
+
+
+class ReplayDivergedError(ConflictError):
+    """Another request than the recorded one came at a step. `details`: scope, track, n, expected, got (methods and
+    arguments in words)."""
+
+    code = "replay_diverged"
+
+
+class LeaseLostError(ConflictError):
+    """A later epoch of the lease exists. `details`: kind, name, epoch (the caller's), held (the current)."""
+
+    code = "lease_lost"
 
 
 class QuotaExceededError(DSecError):

@@ -13,14 +13,14 @@ import msgspec
 from .errors import CommandFailedError
 
 
-class OutputLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutputLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bytes kept of one output stream: the first `head` and the last `tail`; what lies between is only counted."""
 
     head: int = 512 * 1024
     tail: int = 512 * 1024
 
 
-class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One command, started by one fork of PID 1.
 
     `env` is merged over the sandbox's own; `cwd` and `user` default to the sandbox's.
@@ -89,6 +89,8 @@ class ExecResult(msgspec.Struct, frozen=True):
     pids_refused: int = 0
     untrusted: bool = False
     session_ended: bool = False
+    replayed: bool = False
+    """True: it ran before and is told from the command log; nothing ran now."""
 
     @property
     def stdout(self) -> str:
@@ -149,7 +151,7 @@ class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: bool = False
 
 
-class SessionOpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SessionOpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     sandbox: str
     shell: tuple[str, ...] = ("/bin/sh",)
     env: dict[str, str] = {}
@@ -162,7 +164,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     pid: int
 
 
-class SessionRunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SessionRunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One command line in a session; its working directory, variables and jobs stay for the next."""
 
     sandbox: str
@@ -172,6 +174,6 @@ class SessionRunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     limit: OutputLimit = OutputLimit()
 
 
-class SessionCloseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SessionCloseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     sandbox: str
     session: int

@@ -28,7 +28,7 @@ class FileInfo(msgspec.Struct, frozen=True):
     """Of a symlink."""
 
 
-class FileRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Common to file.stat, file.mkdir, file.remove and file.archive."""
 
     sandbox: str
@@ -41,7 +41,7 @@ class FileRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """stat only: of what a symlink points to."""
 
 
-class FileReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """file.read: DATA on stream 2, then `FileAnswer`."""
 
     sandbox: str
@@ -52,7 +52,7 @@ class FileReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes at most; None is to the end."""
 
 
-class FileWriteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileWriteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """file.write: the caller sends DATA on stream 1 up to END, then gets `FileAnswer`.
 
     Unless `append`, the file is replaced at once at the end (a temporary file beside it, renamed), so that no reader
@@ -71,14 +71,14 @@ class FileWriteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fail when the path exists."""
 
 
-class FileMoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileMoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     sandbox: str
     path: str
     to: str
     user: str | None = None
 
 
-class FileListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """file.list: DATA on stream 2, each frame a MessagePack array of `FileInfo`; then `FileAnswer` with the count."""
 
     sandbox: str
@@ -89,7 +89,7 @@ class FileListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entries at most; `FileAnswer.truncated` says whether more were left out."""
 
 
-class FileExtractRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileExtractRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """file.extract: a tar stream as DATA on stream 1 up to END, unpacked below `path` (made if missing).
 
     A member that would land outside `path` is refused and ends the call.
@@ -100,7 +100,7 @@ class FileExtractRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     user: str | None = None
 
 
-class FileWatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileWatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """file.watch: DATA on stream 2, each frame a MessagePack array of `FileEvent`, until CANCEL or END of the call.
 
     The first frame, an empty array, says that the watch is in place.

@@ -11,7 +11,7 @@ Backend = Literal["container", "microvm", "fullvm", "fncall"]
 MIB = 1024 * 1024
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bounds of one sandbox; None means the node's default for memory and pids, and no bound for the rest."""
 
     memory_bytes: int | None = None
@@ -23,7 +23,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_inodes: int | None = None
 
 
-class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What admission counts. Limits may overcommit a node, requests may not."""
 
     memory_bytes: int = 4 * MIB
@@ -31,7 +31,7 @@ class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pids: int = 4
 
 
-class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     image: str
     """`name:tag` of a published base image."""
     backend: Backend = "container"
@@ -54,6 +54,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Egress rules. This version has none to give: anything but an empty map or all False is refused."""
     nested_user_namespaces: bool = False
     labels: dict[str, str] = {}
+    rollout: str | None = None
+    """The rollout whose command log it belongs to; None: its log is its own."""
+    job: str | None = None
+    """None of a sandbox with a rollout takes the rollout's."""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True):
@@ -69,3 +73,11 @@ class SandboxInfo(msgspec.Struct, frozen=True):
     node: str
     create_ms: float | None = None
     """Milliseconds from the edge's receipt of the request to the first answer of PID 1."""
+    job: str | None = None
+    rollout: str | None = None
+    paused_at: float | None = None
+    """Since when it has been paused, while it is."""
+    paused_s: float = 0.0
+    """Seconds of pauses that are over; they count for neither its idle TTL nor its deadline."""
+    track: str = ""
+    """Of the command log: where the steps of whoever created it go."""
