@@ -3,6 +3,9 @@
 An edge decides (admission, ids, limits, when to stop); a driver does. For each sandbox the edge hands over an `Order`
 with everything resolved and gets an `Instance`. The driver takes what the sandbox needs of the machine (mounts,
 control groups, disk, processes) and gives all of it back in `Instance.destroy`, or before `Driver.create` raises.
+
+An edge may die and leave its sandboxes; its successor gets each of them again by `Driver.adopt`, from the order and
+from what `Instance.keep` gave to be written down, and has everything else taken away by `Driver.sweep`.
 """
 
 from __future__ import annotations
@@ -53,6 +56,10 @@ class End(NamedTuple):
 
 OnEnd = Callable[[End], None]
 
+OnKnown = Callable[[str, bool, Answerer], Caller | None]
+"""(tag, running, answerer): a call of an earlier edge that the sandbox still knows; `running`, or its answer follows.
+Who hears its answer; None: nobody, it is thrown away."""
+
 
 class Instance(Protocol):
     """One running sandbox."""
@@ -61,8 +68,9 @@ class Instance(Protocol):
     def pid(self) -> int:
         """PID 1 as the host sees it."""
 
-    def call(self, method: str, args: Any, caller: Caller, *, streaming: bool) -> Answerer:
-        """Open a call; method and args as docs/wire.md says of edge ↔ init, defaults resolved.
+    def call(self, method: str, args: Any, caller: Caller, *, streaming: bool, tag: str = "") -> Answerer:
+        """Open a call; method and args as docs/wire.md says of edge ↔ init, defaults resolved. By its `tag` a later
+        edge knows it again. Legal only while the sandbox is not paused.
 
         A `streaming` call is canceled when its caller abandons it, any other goes on; the caller keeps granting credit.
         When the sandbox ends, every open call ends with `SandboxFailedError` (or the error given to `destroy`).
@@ -75,6 +83,22 @@ class Instance(Protocol):
 
     def usage(self) -> dict[str, int]:
         """`memory_bytes`, `pids`, as far as they are known."""
+
+    def keep(self) -> bytes:
+        """What `Driver.adopt` needs to find it again; stays the same for its whole life."""
+
+    async def pause(self) -> None:
+        """Stop everything inside and give its memory back as far as that can be. Time stands still for its calls'
+        timeouts. Paused again is fine.
+
+        :raises DSecError: it could not be done; everything runs again.
+        """
+
+    async def resume(self) -> None:
+        """Running again, seen to answer; legal also when it is not paused.
+
+        :raises DSecError: it could not be done; it stays paused, or its end is told by `on_end`.
+        """
 
     async def destroy(self, error: DSecError) -> None:
         """End every process of it and give back everything. Open calls end with `error`.
@@ -97,10 +121,21 @@ class Driver(Protocol):
         """
 
     async def start(self) -> None:
-        """Make ready. Ends and takes away whatever an earlier edge of this node left behind.
+        """Make ready. What an earlier edge of this node left stays as it is until `adopt` and `sweep`.
 
         :raises UnavailableError: the machinery does not start; says why.
         """
+
+    async def adopt(self, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool) -> Instance:
+        """A sandbox that an earlier edge made. `on_known` is called for each call that it knows, before this returns,
+        or of a paused one before its first `resume` returns. Calls that are not named have never reached it.
+
+        :raises SandboxFailedError: it has ended; what it had is taken away by `sweep`.
+        :raises DSecError: it does not answer; the same.
+        """
+
+    async def sweep(self) -> None:
+        """After every `adopt`, once: end and take away whatever an earlier edge left and nobody adopted."""
 
     async def create(self, order: Order, on_end: OnEnd) -> Instance:
         """A running sandbox: it has answered. `on_end` is called at most once, within a second of its end, and not
@@ -112,5 +147,5 @@ class Driver(Protocol):
         :raises InternalError: a step failed that should not; details name the stage.
         """
 
-    async def close(self) -> None:
-        """End the machinery. Every instance was destroyed before."""
+    async def close(self, *, leave: bool = False) -> None:
+        """End the machinery. Every instance was destroyed before; with `leave` what is left goes on, to be adopted."""
