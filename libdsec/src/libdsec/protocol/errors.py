@@ -152,6 +152,9 @@ class AdmissionRejectedError(CapacityError):
 
 
 class UnavailableError(DSecError):
+    """It surely did not run. `details`: closing (true) where the server ends or drains: whoever repeats the request
+    soon finds its successor."""
+
     code, http_status, exit_code = "unavailable", 503, 69
     retry: ClassVar[Retry] = "same_request"
 
