@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from dsec.bus import Answerer, Caller
 from libdsec.protocol.errors import DSecError
@@ -59,6 +59,15 @@ OnEnd = Callable[[End], None]
 OnKnown = Callable[[str, bool, Answerer], Caller | None]
 """(tag, running, answerer): a call of an earlier edge that the sandbox still knows; `running`, or its answer follows.
 Who hears its answer; None: nobody, it is thrown away."""
+
+
+@runtime_checkable
+class Acknowledging(Protocol):
+    """What an answerer of a call with a tag can do beyond `Answerer`."""
+
+    def acknowledge(self) -> None:
+        """The answer is recorded: the sandbox may forget it. Until then a later edge gets it again by `on_known`. Of
+        a call without a tag, and a second time, nothing happens; never raises."""
 
 
 class Instance(Protocol):
