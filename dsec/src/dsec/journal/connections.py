@@ -1,0 +1,107 @@
+"""Connections to the file: the one that writes, and those that read in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from urllib.parse import quote
+
+from libdsec.protocol.errors import DeadlineExceededError, DSecError
+
+from .failure import as_error
+from .schema import Schema, migrate
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 60.0
+READERS = 2
+
+_WAL_KEPT = 16 * 1024 * 1024
+"""Bytes of the WAL's file that are kept for the next round when it begins again."""
+
+
+def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.Connection:
+    """:raises UnavailableError | CapacityError: see `Journal`."""
+    try:
+        database = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            database.execute("PRAGMA wal_autocheckpoint = 0")
+            database.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT}")
+            migrate(database, path, schemas)
+        except BaseException:
+            database.close()
+            raise
+        return database
+    except sqlite3.Error as error:
+        raise as_error(error, path) from error
+
+
+class Readers:
+    """Threads that read, each on a connection that is used again."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(READERS, "journal-read")
+        self._idle: list[sqlite3.Connection] = []
+
+    async def run(self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection], T]) -> T:
+        """See `Journal.read`."""
+        used: list[sqlite3.Connection] = []
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await loop.run_in_executor(self._threads, self._work, work, used)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"cannot read the journal {self._path}: it took longer than {READ_TIMEOUT_S:g} s", path=self._path
+            ) from None
+        finally:
+            # still in use only after a timeout or cancel: nobody waits for it any more
+            for database in used:
+                with contextlib.suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
+                    database.interrupt()
+
+    async def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        await loop.run_in_executor(None, self._threads.shutdown)
+        while self._idle:
+            self._idle.pop().close()
+
+    def _work(self, work: Callable[[sqlite3.Connection], T], used: list[sqlite3.Connection]) -> T:
+        try:
+            database = self._take()
+            used.append(database)
+            try:
+                database.execute("BEGIN")
+                result = work(database)
+            except BaseException:
+                used.clear()
+                database.close()
+                raise
+            database.execute("COMMIT")
+            used.clear()
+            self._idle.append(database)
+            return result
+        except DSecError:
+            raise
+        except sqlite3.Error as error:
+            raise as_error(error, self._path) from error
+
+    def _take(self) -> sqlite3.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return sqlite3.connect(
+                f"file:{quote(self._path)}?mode=ro",
+                uri=True,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
