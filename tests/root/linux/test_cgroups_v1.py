@@ -62,7 +62,7 @@ def read(group: Cgroup, file: str) -> str:
 
 def test_limits_are_those_asked_for(pool: CgroupPool) -> None:
     group = pool.acquire(CgroupLimits(64 << 20, 0.5, 7))
-    assert len(group.paths) == 3
+    assert len(group.paths) == 4
     assert group.version == 1
     assert read(group, "memory.limit_in_bytes") == str(64 << 20)
     assert read(group, "memory.memsw.limit_in_bytes") == str(64 << 20)

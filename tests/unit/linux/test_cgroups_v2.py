@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from dsec.linux import KernelError
-from dsec.linux.cgroups import CgroupLimits, CgroupPool, Hierarchies, Hierarchy
-from dsec.linux.cgroups import group as group_module
-from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+from dsec.linux.cgroups import CgroupLimits, CgroupPool, Hierarchies, Hierarchy, files
+from dsec.linux.cgroups.hierarchies import Controller
+from libdsec.protocol.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedOperationError
 
+ALL: tuple[Controller, ...] = ("memory", "cpu", "pids", "freezer")
 FILES = {
     "cgroup.procs": "",
     "cgroup.subtree_control": "",
     "cgroup.kill": "",
+    "cgroup.freeze": "0\n",
+    "cgroup.events": "populated 0\nfrozen 0\n",
     "memory.max": "max",
     "memory.swap.max": "max",
     "memory.current": "4096\n",
@@ -32,11 +35,12 @@ class FakeCgroups:
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.writes: list[tuple[str, str]] = []
-        self._mkdir, self._rmdir, self._write = os.mkdir, os.rmdir, group_module._write
+        self.freezes = True
+        self._mkdir, self._rmdir, self._write = os.mkdir, os.rmdir, files.write
         (root / "cgroup.subtree_control").write_text("")
         patch.setattr(os, "mkdir", self._make)
         patch.setattr(os, "rmdir", self._remove)
-        patch.setattr(group_module, "_write", self._record)
+        patch.setattr(files, "write", self._record)
 
     def _make(self, path: str | Path, mode: int = 0o777, **options: int) -> None:
         self._mkdir(path, mode, **options)
@@ -62,6 +66,10 @@ class FakeCgroups:
         if name == "cgroup.kill":
             for procs in Path(directory).rglob("cgroup.procs"):
                 procs.write_text("")
+        elif name == "cgroup.freeze":
+            path.write_text(value)
+            if self.freezes:
+                (Path(directory) / "cgroup.events").write_text(f"populated 1\nfrozen {value}\n")
         elif name == "cgroup.subtree_control":
             path.write_text("")
         else:
@@ -80,7 +88,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCgroups:
 
 @pytest.fixture
 def pool(fake: FakeCgroups) -> CgroupPool:
-    return CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),)))
+    return CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ALL),)))
 
 
 def test_the_tree_hands_controllers_down_and_a_group_gets_its_limits(fake: FakeCgroups, pool: CgroupPool) -> None:
@@ -158,7 +166,7 @@ def test_after_a_crash_groups_are_adopted_or_swept(fake: FakeCgroups, pool: Cgro
         pool.acquire(CgroupLimits(memory_bytes=1 << 30))
     procs = fake.root / "dsec-test/s2/cgroup.procs"
     procs.write_text("4194303\n")
-    successor = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),)))
+    successor = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ALL),)))
     adopted = successor.adopt("s1")
     fake.last()
     assert successor.sweep() == 2
@@ -172,6 +180,43 @@ def test_after_a_crash_groups_are_adopted_or_swept(fake: FakeCgroups, pool: Cgro
     assert set(fake.last()) == {"s1/memory.max", "s1/memory.swap.max", "s1/cpu.max", "s1/pids.max"}
 
 
+def test_a_frozen_group_is_adopted_as_it_is_and_thawed_when_given_back(fake: FakeCgroups, pool: CgroupPool) -> None:
+    pool.acquire(CgroupLimits()).freeze(1)
+    successor = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ALL),)))
+    fake.last()
+    adopted = successor.adopt("s0")
+    assert adopted.frozen()
+    assert fake.last() == {}
+    assert successor.release(adopted)
+    assert fake.last()["s0/cgroup.freeze"] == "0"
+    assert not adopted.frozen()
+
+
+def test_a_group_that_nobody_froze_is_given_back_without_a_write(fake: FakeCgroups, pool: CgroupPool) -> None:
+    group = pool.acquire(CgroupLimits())
+    fake.last()
+    assert pool.release(group)
+    assert fake.last() == {}
+
+
+def test_what_cannot_be_frozen_in_time_goes_on(fake: FakeCgroups, pool: CgroupPool) -> None:
+    fake.freezes = False
+    group = pool.acquire(CgroupLimits())
+    with pytest.raises(DeadlineExceededError, match="cannot freeze s0") as caught:
+        group.freeze(0)
+    assert caught.value.details["stage"] == "freeze"
+    assert fake.last()["s0/cgroup.freeze"] == "0"
+
+
+def test_without_a_freezer_freezing_is_refused_and_thawing_is_nothing(fake: FakeCgroups) -> None:
+    group = CgroupPool("dsec-test", Hierarchies((Hierarchy(str(fake.root), 2, ("memory",)),))).acquire(CgroupLimits())
+    fake.last()
+    with pytest.raises(UnsupportedOperationError, match="freezer"):
+        group.freeze(1)
+    assert not group.frozen()
+    assert fake.last() == {}
+
+
 def test_adopting_what_is_not_there_is_an_error(pool: CgroupPool) -> None:
     with pytest.raises(OSError, match="adopt cgroup") as caught:
         pool.adopt("s7")
@@ -179,7 +224,7 @@ def test_adopting_what_is_not_there_is_an_error(pool: CgroupPool) -> None:
 
 
 def test_idle_groups_are_bounded_and_close_removes_all(fake: FakeCgroups) -> None:
-    hierarchies = Hierarchies((Hierarchy(str(fake.root), 2, ("memory", "cpu", "pids")),))
+    hierarchies = Hierarchies((Hierarchy(str(fake.root), 2, ALL),))
     pool = CgroupPool("dsec-test", hierarchies, max_idle=2)
     for group in [pool.acquire(CgroupLimits()) for _ in range(5)]:
         pool.release(group)

@@ -12,6 +12,7 @@ HYBRID = """\
 30 25 0:26 / {root}/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct
 31 25 0:27 / {root}/memory rw,nosuid shared:9 - cgroup cgroup rw,memory
 32 25 0:28 / {root}/pids rw - cgroup cgroup rw,pids
+36 25 0:31 / {root}/freezer rw - cgroup cgroup rw,freezer
 33 25 0:29 / {root}/systemd rw - cgroup cgroup rw,xattr,name=systemd
 34 25 0:30 / {root}/unified rw - cgroup2 cgroup2 rw,nsdelegate
 """
@@ -28,7 +29,12 @@ def test_hybrid_controllers_are_found_in_their_v1_mounts(tmp_path: Path) -> None
     (tmp_path / "unified").mkdir()
     (tmp_path / "unified" / "cgroup.controllers").write_text("\n")
     found = detect(tmp_path, HYBRID)
-    assert [(h.version, h.controllers) for h in found.all] == [(1, ("cpu",)), (1, ("memory",)), (1, ("pids",))]
+    assert [(h.version, h.controllers) for h in found.all] == [
+        (1, ("cpu",)),
+        (1, ("memory",)),
+        (1, ("pids",)),
+        (1, ("freezer",)),
+    ]
     memory = found.require("memory")
     assert memory.path == f"{tmp_path}/memory"
 
@@ -45,7 +51,18 @@ def test_hybrid_takes_from_v2_only_what_v1_does_not_have(tmp_path: Path) -> None
 def test_unified_has_all_in_one(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids rdma misc\n")
     found = detect(tmp_path, UNIFIED)
-    assert [(h.path, h.version, h.controllers) for h in found.all] == [(str(tmp_path), 2, ("memory", "cpu", "pids"))]
+    assert [(h.path, h.version, h.controllers) for h in found.all] == [
+        (str(tmp_path), 2, ("memory", "cpu", "pids", "freezer"))
+    ]
+    assert found.all[0].handed_down == ("memory", "cpu", "pids")
+
+
+def test_without_the_v1_freezer_the_second_version_freezes(tmp_path: Path) -> None:
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified" / "cgroup.controllers").write_text("\n")
+    table = "\n".join(line for line in HYBRID.splitlines() if "/freezer" not in line) + "\n"
+    freezer = detect(tmp_path, table).require("freezer")
+    assert (freezer.version, freezer.controllers, freezer.handed_down) == (2, ("freezer",), ())
 
 
 def test_a_path_with_a_space_is_unescaped(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ lingers while pages are charged to it; for the same reason the first leaves of c
 an idle directory is empty, has its counters reset, and its last limits are known, so that taking it writes only what
 differs; a directory whose processes do not go away is set aside and looked at again, never handed out; after a crash
 `adopt` takes over what runs and `sweep` the rest.
+
+Freezing is one more hierarchy on v1 and a file of every directory on v2. A group is thawed before it is idle: what was
+killed while frozen would otherwise never end.
 """
 
 from .group import Cgroup, CgroupLimits

@@ -6,18 +6,21 @@ import contextlib
 import errno
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedOperationError
 
 from ..syscalls import KernelError, from_os_error
+from . import files, freezer
 from .hierarchies import Controller, Hierarchies
 
 CPU_PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 _PAGE = 4096
 _MOST_PIDS = 4_194_304
+FREEZE_POLL_S = 0.001
 _LEAF_DEPTH = 8
 """Levels below a sandbox's directory that are looked at: PID 1 makes one, the rest is slack."""
 
@@ -59,6 +62,8 @@ class Cgroup:
     """As they were set; None when an earlier process set them."""
     _base: dict[str, int] = field(default_factory=dict)
     """Counters that cannot be reset, as they were when the group was taken."""
+    _may_be_frozen: bool = False
+    """So that giving back one that nobody froze costs no write."""
 
     @property
     def paths(self) -> list[str]:
@@ -80,12 +85,14 @@ class Cgroup:
     def memory_usage(self) -> int:
         """Bytes charged now, page cache included; 0 without the controller."""
         path, version = self._place("memory")
-        return 0 if path is None else _read_int(path, "memory.usage_in_bytes" if version == 1 else "memory.current")
+        return (
+            0 if path is None else files.read_int(path, "memory.usage_in_bytes" if version == 1 else "memory.current")
+        )
 
     def pids_current(self) -> int:
         """Processes and threads now, those in leaves included; 0 without the controller."""
         path, _ = self._place("pids")
-        return 0 if path is None else _read_int(path, "pids.current")
+        return 0 if path is None else files.read_int(path, "pids.current")
 
     def oom_kills(self) -> int:
         """Processes killed for memory since the group was taken: in its leaves on v2, in its own directory on v1."""
@@ -109,7 +116,7 @@ class Cgroup:
             _write_cpu(path, version, limits.cpu_cores)
         path, _ = self._place("pids")
         if path is not None and (old is None or limits.pids != old.pids):
-            _write(path, "pids.max", "max" if limits.pids is None else str(limits.pids))
+            files.write(path, "pids.max", "max" if limits.pids is None else str(limits.pids))
         self.limits = limits
 
     def reset(self) -> None:
@@ -117,26 +124,79 @@ class Cgroup:
         path, version = self._place("memory")
         if path is not None and version == 1:
             for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
-                _write(path, name, "0")
+                files.write(path, name, "0")
         self.note_counters()
 
     def note_counters(self) -> None:
         """Count kills and refusals from here."""
         self._base = {"oom_kill": self._oom_total(), "pids_max": self._pids_total()}
 
+    def try_freeze(self) -> bool:
+        """Ask for every process to be stopped where it stands; whether all are. Call it again until they are, and
+        `thaw` if they do not become so.
+
+        :raises UnsupportedOperationError: this host has no freezer.
+        """
+        path, version = self._freezer()
+        self._may_be_frozen = True
+        freezer.freeze(path, version)
+        return freezer.is_frozen(path, version)
+
+    def freeze(self, deadline_s: float) -> None:
+        """Stop every process where it stands, and wait until all are. On failure all go on.
+
+        :raises UnsupportedOperationError: this host has no freezer.
+        :raises DeadlineExceededError: one of them could not be stopped in time.
+        """
+        end = time.monotonic() + deadline_s
+        try:
+            while not self.try_freeze():
+                if time.monotonic() > end:
+                    raise DeadlineExceededError(
+                        f"cannot freeze {self.name}: a process of it could not be stopped in {deadline_s:g} s",
+                        stage="freeze",
+                        timeout_s=deadline_s,
+                    )
+                time.sleep(FREEZE_POLL_S)
+        except BaseException:
+            self.thaw()
+            raise
+
+    def thaw(self) -> None:
+        """Let every process go on; nothing happens when none was stopped or the host has no freezer."""
+        path, version = self._place("freezer")
+        if path is not None:
+            freezer.thaw(path, version)
+        self._may_be_frozen = False
+
+    def frozen(self) -> bool:
+        """Whether every process of it is stopped now."""
+        path, version = self._place("freezer")
+        return path is not None and freezer.is_frozen(path, version)
+
+    def thaw_if_frozen(self) -> None:
+        """As `thaw`, without a write where nobody has frozen it."""
+        if self._may_be_frozen:
+            self.thaw()
+
+    def note_freezer(self) -> None:
+        """Learn what an earlier process did; what is frozen stays so."""
+        path, version = self._place("freezer")
+        self._may_be_frozen = path is not None and not freezer.is_thawed(path, version)
+
     def processes(self) -> set[int]:
         """Pids in the group and its leaves. Empty when its directories are gone."""
         found: set[int] = set()
         for path in self.paths:
             for directory in [*_leaves(path), path]:
-                found.update(_pids(directory))
+                found.update(files.pids(directory))
         return found
 
     def kill(self) -> None:
-        """SIGKILL to everything in it. Only for what a crash left: otherwise all has ended with PID 1."""
+        """SIGKILL to everything in it, frozen or not. Only for what a crash left: otherwise all has ended with PID 1."""
         for path, version, _ in self.places:
             if version == 2 and os.path.exists(f"{path}/cgroup.kill"):
-                _write(path, "cgroup.kill", "1")
+                files.write(path, "cgroup.kill", "1")
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
@@ -146,6 +206,12 @@ class Cgroup:
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 finally:
                     os.close(pidfd)
+        # afterwards, so that what was frozen runs no more: on v1 it ends by being thawed
+        try:
+            self.thaw()
+        except KernelError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
 
     def vacate(self, keep: frozenset[str] = frozenset()) -> bool:
         """Remove the leaves; False when processes are left anywhere in the group.
@@ -156,14 +222,14 @@ class Cgroup:
         for path, version, _ in self.places:
             for leaf in _leaves(path):
                 if version == 1 and os.path.dirname(leaf) == path and os.path.basename(leaf) in keep:
-                    if _pids(leaf):
+                    if files.pids(leaf):
                         return False
                 elif not _rmdir(leaf):
                     return False
-            if _pids(path):
+            if files.pids(path):
                 return False
             if version == 2 and (handed := _handed_down(path)):
-                _write(path, "cgroup.subtree_control", " ".join(f"-{name}" for name in handed))
+                files.write(path, "cgroup.subtree_control", " ".join(f"-{name}" for name in handed))
         return True
 
     def remove(self) -> bool:
@@ -171,6 +237,16 @@ class Cgroup:
         if not self.vacate():
             return False
         return all(_rmdir(path) for path in self.paths)
+
+    def _freezer(self) -> tuple[str, Literal[1, 2]]:
+        path, version = self._place("freezer")
+        if path is None:
+            raise UnsupportedOperationError(
+                f"cannot freeze {self.name}: this host has neither the v1 freezer hierarchy nor cgroup v2; mount one "
+                "below /sys/fs/cgroup",
+                controller="freezer",
+            )
+        return path, version
 
     def _place(self, controller: Controller) -> tuple[str | None, Literal[1, 2]]:
         for path, version, controllers in self.places:
@@ -182,11 +258,11 @@ class Cgroup:
         path, version = self._place("memory")
         if path is None:
             return 0
-        return _read_field(path, "memory.oom_control" if version == 1 else "memory.events", "oom_kill")
+        return files.read_field(path, "memory.oom_control" if version == 1 else "memory.events", "oom_kill")
 
     def _pids_total(self) -> int:
         path, _ = self._place("pids")
-        return 0 if path is None else _read_field(path, "pids.events", "max")
+        return 0 if path is None else files.read_field(path, "pids.events", "max")
 
 
 def make_cgroup(hierarchies: Hierarchies, root_name: str, name: str) -> Cgroup:
@@ -219,89 +295,29 @@ def _write_memory(path: str, version: int, limit: int | None, old: CgroupLimits 
     ends). On v1 the second file bounds memory and swap together and may never be below the first, so it is lifted
     before the first one rises. Either is missing where the kernel does not account swap."""
     if version == 2:
-        _write(path, "memory.max", "max" if limit is None else str(limit))
-        _write_if_there(path, "memory.swap.max", "max" if limit is None else "0")
+        files.write(path, "memory.max", "max" if limit is None else str(limit))
+        files.write_if_there(path, "memory.swap.max", "max" if limit is None else "0")
         return
     before = old.memory_bytes if old is not None else 0
     if before is not None and (limit is None or limit > before):
-        _write_if_there(path, "memory.memsw.limit_in_bytes", "-1")
-    _write(path, "memory.limit_in_bytes", str(-1 if limit is None else limit))
+        files.write_if_there(path, "memory.memsw.limit_in_bytes", "-1")
+    files.write(path, "memory.limit_in_bytes", str(-1 if limit is None else limit))
     if limit is not None:
-        _write_if_there(path, "memory.memsw.limit_in_bytes", str(limit))
+        files.write_if_there(path, "memory.memsw.limit_in_bytes", str(limit))
 
 
 def _write_cpu(path: str, version: int, cores: float | None) -> None:
     quota = None if cores is None else max(_MIN_QUOTA_US, round(cores * CPU_PERIOD_US))
     if version == 2:
-        _write(path, "cpu.max", f"{'max' if quota is None else quota} {CPU_PERIOD_US}")
+        files.write(path, "cpu.max", f"{'max' if quota is None else quota} {CPU_PERIOD_US}")
     else:
-        _write(path, "cpu.cfs_quota_us", str(-1 if quota is None else quota))
-
-
-def _write(directory: str, name: str, value: str) -> None:
-    path = f"{directory}/{name}"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise from_os_error(error, "write", path, f"value {value}") from None
-
-
-def _write_if_there(directory: str, name: str, value: str) -> None:
-    try:
-        _write(directory, name, value)
-    except KernelError as error:
-        if error.errno != errno.ENOENT:
-            raise
-
-
-def _read(directory: str, name: str) -> str:
-    path = f"{directory}/{name}"
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, 65_536).decode("ascii", "replace")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise from_os_error(error, "read", path) from None
-
-
-def _read_int(directory: str, name: str) -> int:
-    return int(_read(directory, name))
-
-
-def _read_field(directory: str, name: str, key: str) -> int:
-    """One `key number` line; 0 where this kernel does not count it."""
-    try:
-        text = _read(directory, name)
-    except KernelError as error:
-        if error.errno == errno.ENOENT:
-            return 0
-        raise
-    for line in text.splitlines():
-        found, _, value = line.partition(" ")
-        if found == key:
-            return int(value)
-    return 0
-
-
-def _pids(directory: str) -> list[int]:
-    try:
-        return [int(pid) for pid in _read(directory, "cgroup.procs").split()]
-    except KernelError as error:
-        if error.errno in (errno.ENOENT, errno.ENODEV):
-            return []
-        raise
+        files.write(path, "cpu.cfs_quota_us", str(-1 if quota is None else quota))
 
 
 def _handed_down(path: str) -> list[str]:
     """Controllers that a v2 directory gives to its children."""
     try:
-        return _read(path, "cgroup.subtree_control").split()
+        return files.read(path, "cgroup.subtree_control").split()
     except KernelError as error:
         if error.errno == errno.ENOENT:
             return []

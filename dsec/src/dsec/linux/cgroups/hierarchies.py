@@ -10,8 +10,8 @@ from libdsec.protocol.errors import UnsupportedOperationError
 
 from ..syscalls import from_os_error
 
-Controller = Literal["memory", "cpu", "pids"]
-CONTROLLERS: tuple[Controller, ...] = ("memory", "cpu", "pids")
+Controller = Literal["memory", "cpu", "pids", "freezer"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "cpu", "pids", "freezer")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class Hierarchy:
     path: str
     version: Literal[1, 2]
     controllers: tuple[Controller, ...]
+
+    @property
+    def handed_down(self) -> tuple[Controller, ...]:
+        """Those that a v2 directory must pass on to its children; freezing is in each of them anyway."""
+        return tuple(c for c in self.controllers if c != "freezer")
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,9 @@ def _mounts(lines: list[str]) -> list[tuple[str, Literal[1, 2], set[str]]]:
 
 
 def _v2_controllers(path: str) -> set[str]:
+    """The freezer is no controller there: every directory but the root has it (since Linux 5.2)."""
     try:
         with open(os.path.join(path, "cgroup.controllers"), encoding="ascii") as file:
-            return set(file.read().split())
+            return {*file.read().split(), "freezer"}
     except OSError:
         return set()

@@ -75,7 +75,7 @@ class CgroupPool:
     def adopt(self, name: str) -> Cgroup:
         """Take over the group of a sandbox that an earlier process made and that still runs.
 
-        Its limits are not read back; the counters count from here.
+        Its limits are not read back; the counters count from here. If it is frozen it stays so.
         :raises KernelError: it is not there (ENOENT).
         """
         with self._lock:
@@ -142,6 +142,7 @@ class CgroupPool:
 
     def _recycle(self, group: Cgroup) -> bool:
         try:
+            group.thaw_if_frozen()
             if not group.vacate(KEPT_LEAVES):
                 self._set_aside(group)
                 return False
@@ -179,6 +180,7 @@ class CgroupPool:
             self._next = max(self._next, int(match[1]) + 1)
         group.limits = None
         group.note_counters()
+        group.note_freezer()
         return group
 
     def _names_on_disk(self) -> set[str]:
@@ -219,7 +221,9 @@ class CgroupPool:
 
     def _hand_down(self, hierarchy: Hierarchy) -> None:
         """v2: a directory's children have only the controllers that it hands down."""
-        wanted = " ".join(f"+{controller}" for controller in hierarchy.controllers)
+        wanted = " ".join(f"+{controller}" for controller in hierarchy.handed_down)
+        if not wanted:
+            return
         for directory in (hierarchy.path, self._root(hierarchy)):
             path = f"{directory}/cgroup.subtree_control"
             try:
