@@ -1,6 +1,7 @@
 //! The one static binary of a node: `aether fork-server` makes sandboxes, and what it forks is PID 1 in each.
 
 mod container;
+mod fault;
 mod fork_server;
 mod init;
 mod seqpacket;
@@ -33,7 +34,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match parse(std::env::args().skip(1)) {
-        Ok(Command::ForkServer(options)) => match fork_server::run(&options) {
+        Ok(Command::ForkServer(options)) => match serve(&options) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("aether: {error}");
@@ -53,6 +54,11 @@ fn main() -> ExitCode {
             ExitCode::from(USAGE)
         }
     }
+}
+
+fn serve(options: &fork_server::Options) -> Result<(), String> {
+    fault::arm()?;
+    fork_server::run(options).map_err(|error| error.to_string())
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {

@@ -157,9 +157,9 @@ impl Frame {
         }
     }
 
-    /// The method of a CALL frame; its args are read by `args`, once the method has said what they are.
-    pub fn method(&self) -> Result<String, WireError> {
-        Ok(self.read::<Method>()?.method)
+    /// What a CALL frame says beside its args, which are read by `args` once the method has said what they are.
+    pub fn head(&self) -> Result<Head, WireError> {
+        self.read()
     }
 
     /// The args of a CALL frame.
@@ -179,8 +179,11 @@ pub fn unpack<T: DeserializeOwned>(payload: &[u8]) -> Result<T, WireError> {
 }
 
 #[derive(Deserialize)]
-struct Method {
-    method: String,
+pub struct Head {
+    pub method: String,
+    /// The edge's own name for the call, not read here.
+    #[serde(default)]
+    pub tag: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -36,8 +36,6 @@ pub struct Sandbox {
     pub channel: OwnedFd,
     pub layers: Vec<String>,
     pub making: Option<Box<Making>>,
-    /// Calls that are answered when it is reaped.
-    pub kill_origins: Vec<Origin>,
 }
 
 /// A create whose turn has not come.
@@ -223,7 +221,6 @@ mod tests {
             channel: nothing(),
             layers: vec![],
             making: Some(Box::new(making)),
-            kill_origins: vec![],
         }
     }
 

@@ -20,6 +20,7 @@ use super::plan::Plan;
 use super::server::{unwatch, Server};
 use crate::container::steps::Failure;
 use crate::container::{self, Materials};
+use crate::fault;
 use crate::sys::{self, Forked, KernelError, On};
 use crate::wire::{self, Empty, ErrorBody, Frame, Kind};
 
@@ -30,28 +31,36 @@ const MAX_REPORT: usize = 16 * 1024;
 struct Exited<'a> {
     event: &'static str,
     id: &'a str,
-    status: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<i32>,
 }
 
 impl Server {
     /// Take up a create; it is answered when its child has reported or died.
     pub(super) fn create(&mut self, origin: Origin, plan: Plan) -> Result<(), ErrorBody> {
         plan.check().map_err(|reason| invalid("the plan", &reason))?;
+        fault::point("fork_server.create.read");
         let id = &plan.id;
-        if self.children.knows(id) {
-            return Err(ErrorBody::new("already_exists", format!("cannot create sandbox {id:?}: it is running")));
-        }
+        self.check_new(id, "create")?;
         if let Some(key) = self.layers.unknown(&plan.layers) {
             let message = format!("cannot create sandbox {id:?}: layer {key:?} is not held; hold it first");
             return Err(ErrorBody::new("not_found", message).with("layer", key));
-        }
-        if self.children.count() >= MAX_SANDBOXES {
-            return Err(ErrorBody::new("capacity", format!("cannot create a sandbox: {MAX_SANDBOXES} are running")));
         }
         // held from now on, since layers may be dropped while it waits
         self.layers.acquire(&plan.layers);
         self.children.wait(Waiting { origin, plan });
         self.start_waiting();
+        Ok(())
+    }
+
+    /// Whether another sandbox can be, and have this id.
+    pub(super) fn check_new(&self, id: &str, verb: &str) -> Result<(), ErrorBody> {
+        if self.children.knows(id) || self.held.knows(id) {
+            return Err(ErrorBody::new("already_exists", format!("cannot {verb} sandbox {id:?}: it is running")));
+        }
+        if self.children.count() + self.held.count() >= MAX_SANDBOXES {
+            return Err(ErrorBody::new("capacity", format!("cannot {verb} a sandbox: {MAX_SANDBOXES} are running")));
+        }
         Ok(())
     }
 
@@ -100,6 +109,7 @@ impl Server {
                 container::become_init(&plan, &self.node, &materials, inits, reporter)
             }
             Forked::Parent { pid, pidfd } => {
+                fault::point("fork_server.create.cloned");
                 // a child that has died already is still there to be read until it is reaped
                 let start_time = children::start_time(pid).map_err(|error| {
                     self.discard(pid);
@@ -114,7 +124,6 @@ impl Server {
                     channel: ours,
                     layers: plan.layers,
                     making: Some(Box::new(making)),
-                    kill_origins: vec![],
                 })
             }
         }
@@ -148,7 +157,9 @@ impl Server {
         if answer.is_err() {
             self.discard(pid);
         }
+        fault::point("fork_server.create.reported");
         self.answer(origin, answer);
+        fault::point("fork_server.create.answered");
         self.start_waiting();
     }
 
@@ -180,7 +191,7 @@ impl Server {
     /// A reaped child: answer whoever waits for it, and tell the edge of a sandbox that it knew. By the time anyone
     /// hears of it, its descriptors are closed here too.
     pub(super) fn child_died(&mut self, sandbox: Sandbox, status: i32) {
-        let Sandbox { id, channel, layers, making, kill_origins, .. } = sandbox;
+        let Sandbox { id, channel, layers, making, .. } = sandbox;
         drop(channel);
         self.layers.release(&layers);
         match making {
@@ -189,15 +200,34 @@ impl Server {
                 let cause = self.cause_of_death(*making, status);
                 self.answer(origin, Err(create_error(&id, &cause)));
             }
-            None => self.tell_edge(Frame::message(Kind::Event, 0, &Exited { event: "exited", id: &id, status })),
+            None => self.tell_end(&id, Some(status)),
         }
-        for origin in kill_origins {
-            self.answer(origin, result(origin, &Empty {}, vec![]));
-        }
-        if let Some(origin) = self.shutdown.filter(|_| self.children.is_empty()) {
-            self.answer(origin, result(origin, &Empty {}, vec![]));
-        }
+        self.answer_end(&id);
         self.start_waiting();
+    }
+
+    /// The pidfd of a held sandbox says that its PID 1 has ended.
+    pub(super) fn held_ended(&mut self, number: u64) {
+        let Some((id, held)) = self.held.remove(number) else { return };
+        unwatch(&self.epoll, &held.pidfd);
+        drop(held);
+        self.tell_end(&id, None);
+        self.answer_end(&id);
+    }
+
+    fn tell_end(&mut self, id: &str, status: Option<i32>) {
+        self.tell_edge(Frame::message(Kind::Event, 0, &Exited { event: "exited", id, status }));
+    }
+
+    /// Answer whoever waits for the end of this sandbox, or of all.
+    fn answer_end(&mut self, id: &str) {
+        for origin in self.kills.ended(id) {
+            fault::point("fork_server.kill.ended");
+            self.answer(origin, result(origin, &Empty {}, vec![]));
+        }
+        if let Some(origin) = self.shutdown.filter(|_| self.is_empty()) {
+            self.answer(origin, result(origin, &Empty {}, vec![]));
+        }
     }
 
     fn cause_of_death(&self, making: Making, status: i32) -> Failure {

@@ -1,13 +1,18 @@
 //! The methods of the wire between edge and fork server, each from its arguments to its answer.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::children::{self, Sandbox};
 use super::connection::Origin;
+use super::held::Held;
 use super::layers::LayerError;
-use super::server::Server;
+use super::plan::check_id;
+use super::server::{Server, HELD};
+use crate::fault;
 use crate::sys::{KernelError, On};
 use crate::wire::{Detail, Empty, ErrorBody, Frame, Kind};
 
@@ -26,6 +31,13 @@ struct Key {
 #[derive(Deserialize)]
 struct Id {
     id: String,
+}
+
+#[derive(Deserialize)]
+struct HoldArgs {
+    id: String,
+    pid: i32,
+    start_time: u64,
 }
 
 #[derive(Deserialize)]
@@ -54,8 +66,8 @@ struct SandboxEntry<'a> {
 }
 
 impl<'a> SandboxEntry<'a> {
-    fn of(sandbox: &'a Sandbox) -> Self {
-        Self { id: &sandbox.id, pid: sandbox.pid.as_raw_nonzero().get(), start_time: sandbox.start_time }
+    fn new(id: &'a str, pid: Pid, start_time: u64) -> Self {
+        Self { id, pid: pid.as_raw_nonzero().get(), start_time }
     }
 }
 
@@ -80,7 +92,7 @@ impl Server {
     }
 
     fn dispatch(&mut self, origin: Origin, frame: &Frame, descriptors: Vec<OwnedFd>) -> Later {
-        let method = frame.method().map_err(|error| invalid("a call", &error.0))?;
+        let method = frame.head().map_err(|error| invalid("a call", &error.0))?.method;
         if self.shutdown.is_some() {
             return Err(ErrorBody::new("unavailable", format!("cannot do {method}: the fork server is shutting down")));
         }
@@ -91,6 +103,7 @@ impl Server {
             "sandbox.create" => self.create(origin, args(frame)?).map(|()| None),
             "sandbox.list" => self.list_sandboxes(origin, &args::<After>(frame)?.after).map(Some),
             "sandbox.adopt" => self.adopt(origin, &args::<Id>(frame)?.id).map(Some),
+            "sandbox.hold" => self.hold(origin, &args(frame)?, descriptors).map(Some),
             "sandbox.kill" => self.kill(origin, &args::<Id>(frame)?.id),
             "server.shutdown" => self.shut_down(origin),
             _ => Err(ErrorBody::new("unsupported", format!("cannot do {method:?}: it is no method of a fork server"))),
@@ -118,13 +131,25 @@ impl Server {
     }
 
     fn list_sandboxes(&self, origin: Origin, after: &str) -> Answer {
-        let mut rest = self.children.made().filter(|sandbox| sandbox.id.as_str() > after);
-        let sandboxes = rest.by_ref().take(PAGE).map(SandboxEntry::of).collect();
-        let list = SandboxList { sandboxes, more: rest.next().is_some() };
-        result(origin, &list, vec![])
+        let own = self.children.made().filter(|sandbox| sandbox.id.as_str() > after);
+        let own = own.map(|sandbox| SandboxEntry::new(&sandbox.id, sandbox.pid, sandbox.start_time));
+        let held = self.held.above(after).map(|(id, held)| SandboxEntry::new(id, held.pid, held.start_time));
+        // of each no more than could come into this page, and one that says that there is another
+        let mut sandboxes: Vec<_> = own.take(PAGE + 1).chain(held.take(PAGE + 1)).collect();
+        sandboxes.sort_unstable_by_key(|entry| entry.id);
+        let more = sandboxes.len() > PAGE;
+        sandboxes.truncate(PAGE);
+        result(origin, &SandboxList { sandboxes, more }, vec![])
     }
 
     fn adopt(&mut self, origin: Origin, id: &str) -> Answer {
+        fault::point("fork_server.adopt");
+        if let Some(held) = self.held.get(id) {
+            let pidfd = rustix::io::fcntl_dupfd_cloexec(&held.pidfd, 3)
+                .on("duplicate", format!("the pidfd of {id}"))
+                .map_err(|error| resources(&error))?;
+            return handed_out(origin, SandboxEntry::new(id, held.pid, held.start_time), pidfd, held.channel.as_fd());
+        }
         let sandbox = self.children.by_id(id).filter(|sandbox| sandbox.making.is_none()).ok_or_else(|| unknown(id))?;
         // not reaped, so the pid is still its own
         let pidfd = rustix::process::pidfd_open(sandbox.pid, rustix::process::PidfdFlags::empty())
@@ -133,22 +158,46 @@ impl Server {
         made(origin, sandbox, pidfd)
     }
 
+    /// Take over a sandbox that another fork server has left.
+    fn hold(&mut self, origin: Origin, args: &HoldArgs, descriptors: Vec<OwnedFd>) -> Answer {
+        let HoldArgs { id, pid, start_time } = args;
+        let count = descriptors.len();
+        let [pidfd, channel] = <[OwnedFd; 2]>::try_from(descriptors)
+            .map_err(|_| invalid("sandbox.hold", &format!("{count} descriptors lie beside it instead of two")))?;
+        check_id(id).map_err(|reason| invalid("sandbox.hold", &reason))?;
+        self.check_new(id, "hold")?;
+        let held = Held::checked(*pid, *start_time, pidfd, channel).map_err(|why| invalid("sandbox.hold", &why))?;
+        self.held
+            .insert(id, held, &self.epoll, HELD)
+            .on("watch", format!("sandbox {id}"))
+            .map_err(|error| resources(&error))?;
+        fault::point("fork_server.hold");
+        result(origin, &Empty {}, vec![])
+    }
+
     fn kill(&mut self, origin: Origin, id: &str) -> Later {
+        fault::point("fork_server.kill.read");
         if let Some(create) = self.children.withdraw(id) {
             self.give_up(create);
             return result(origin, &Empty {}, vec![]).map(Some);
         }
-        let sandbox = self.children.by_id(id).ok_or_else(|| unknown(id))?;
-        sandbox.kill_origins.push(origin);
-        children::kill(sandbox.pid).map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+        let killed = match (self.children.by_id(id), self.held.get(id)) {
+            (Some(sandbox), _) => children::kill(sandbox.pid),
+            (None, Some(held)) => held.kill(),
+            (None, None) => return Err(unknown(id)),
+        };
+        killed.map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+        fault::point("fork_server.kill.sent");
+        self.kills.wait(id, origin, Instant::now());
         Ok(None)
     }
 
     fn shut_down(&mut self, origin: Origin) -> Later {
-        let waiting = self.children.kill_all().map_err(|error| ErrorBody::new("internal", error.to_string()))?;
+        let killed = self.held.kill_all().and_then(|()| self.children.kill_all());
+        let waiting = killed.map_err(|error| ErrorBody::new("internal", error.to_string()))?;
         waiting.into_iter().for_each(|create| self.give_up(create));
         self.shutdown = Some(origin);
-        if !self.children.is_empty() {
+        if !self.is_empty() {
             return Ok(None);
         }
         result(origin, &Empty {}, vec![]).map(Some)
@@ -167,11 +216,15 @@ pub(super) fn result<T: Serialize>(origin: Origin, message: &T, descriptors: Vec
 
 /// The answer of `sandbox.create` and `sandbox.adopt`.
 pub(super) fn made(origin: Origin, sandbox: &Sandbox, pidfd: OwnedFd) -> Answer {
-    let channel = rustix::io::fcntl_dupfd_cloexec(&sandbox.channel, 3)
-        .on("duplicate", format!("the channel of {}", sandbox.id))
+    let entry = SandboxEntry::new(&sandbox.id, sandbox.pid, sandbox.start_time);
+    handed_out(origin, entry, pidfd, sandbox.channel.as_fd())
+}
+
+fn handed_out(origin: Origin, entry: SandboxEntry<'_>, pidfd: OwnedFd, channel: BorrowedFd<'_>) -> Answer {
+    let channel = rustix::io::fcntl_dupfd_cloexec(channel, 3)
+        .on("duplicate", format!("the channel of {}", entry.id))
         .map_err(|error| resources(&error))?;
-    let message = Made { pid: sandbox.pid.as_raw_nonzero().get(), start_time: sandbox.start_time };
-    result(origin, &message, vec![pidfd, channel])
+    result(origin, &Made { pid: entry.pid, start_time: entry.start_time }, vec![pidfd, channel])
 }
 
 pub(super) fn invalid(what: &str, reason: &str) -> ErrorBody {

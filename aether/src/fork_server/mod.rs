@@ -9,6 +9,8 @@
 //! - `plan`        what the edge decided, and whether it can be carried out as written
 //! - `layers`      mounts held under their keys, and how many sandboxes stand on each
 //! - `children`    every PID 1 from its clone to its reaping
+//! - `held`        those that another fork server has cloned
+//! - `kills`       who waits for the end of which
 //! - `connection`  one peer: frames in, frames with descriptors out
 //! - `methods`     the methods of the wire, each from arguments to an answer
 //! - `create`      the longest of them, and the end of what it made
@@ -27,6 +29,8 @@
 mod children;
 mod connection;
 mod create;
+mod held;
+mod kills;
 mod layers;
 mod methods;
 mod networks;

@@ -116,7 +116,8 @@ fn bounded(field: &str, size: usize, least: usize, most: usize) -> Result<(), St
     Err(format!("{field}: {size} is not within {least} and {most}"))
 }
 
-fn check_id(id: &str) -> Result<(), String> {
+/// An id as sandboxes have it.
+pub fn check_id(id: &str) -> Result<(), String> {
     bounded("id", id.len(), 1, MAX_ID)?;
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     if id.bytes().all(allowed) {

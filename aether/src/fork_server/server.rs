@@ -14,6 +14,8 @@ use rustix::process::Pid;
 
 use super::children::Children;
 use super::connection::{Connection, Origin};
+use super::held::HeldSandboxes;
+use super::kills::{too_late, Kills};
 use super::layers::Layers;
 use super::networks::Networks;
 use super::note;
@@ -37,11 +39,15 @@ const LISTENER: u64 = 0;
 const CHILDREN: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 const REPORTS: u64 = 1 << 32;
+/// Above every report, which is known by a pid.
+pub(super) const HELD: u64 = 1 << 33;
 
 pub struct Server {
     pub(super) node: Node,
     pub(super) layers: Layers,
     pub(super) children: Children,
+    pub(super) held: HeldSandboxes,
+    pub(super) kills: Kills,
     pub(super) networks: Networks,
     /// Whom to tell when the last sandbox is gone, after which the server ends.
     pub(super) shutdown: Option<Origin>,
@@ -66,6 +72,8 @@ impl Server {
             node,
             layers,
             children: Children::new(side_by_side()),
+            held: HeldSandboxes::default(),
+            kills: Kills::default(),
             networks: Networks::new(Instant::now())?,
             shutdown: None,
             epoll,
@@ -91,6 +99,7 @@ impl Server {
                 match about {
                     LISTENER => self.accept()?,
                     CHILDREN => self.bury()?,
+                    _ if about >= HELD => self.held_ended(about - HELD),
                     _ if about >= REPORTS => self.hear_report(about),
                     _ => self.attend(about, flags),
                 }
@@ -108,14 +117,20 @@ impl Server {
 
     /// Whether everything has ended that was asked to end, and the asker knows.
     fn is_over(&self) -> bool {
-        self.shutdown.is_some() && self.children.is_empty() && !self.connections.values().any(Connection::has_waiting)
+        self.shutdown.is_some() && self.is_empty() && !self.connections.values().any(Connection::has_waiting)
+    }
+
+    /// Whether no sandbox is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.children.is_empty() && self.held.count() == 0
     }
 
     fn time_left(&mut self, now: Instant) -> Option<Timespec> {
         let strangers = self.connections.values().filter(|connection| !connection.greeted);
         let hello = strangers.map(|connection| connection.hello_by).min();
         let network = if self.children.are_being_made() { None } else { self.networks.next_wake() };
-        let next = [hello, self.children.next_deadline(), network].into_iter().flatten().min()?;
+        let next =
+            [hello, self.children.next_deadline(), self.kills.next_deadline(), network].into_iter().flatten().min()?;
         // a little late is as good; a little early would spin
         let left = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
@@ -125,6 +140,9 @@ impl Server {
         let silent = |connection: &Connection| !connection.greeted && connection.hello_by <= now;
         let late: Vec<u64> = self.connections.iter().filter(|(_, c)| silent(c)).map(|(number, _)| *number).collect();
         late.into_iter().for_each(|number| self.close(number, "it has not said hello in time"));
+        while let Some((origin, id)) = self.kills.overdue(now) {
+            self.answer(origin, Err(too_late(&id)));
+        }
         self.kill_overdue(now)
     }
 

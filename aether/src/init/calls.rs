@@ -16,8 +16,9 @@ use super::files::{FileCall, Operation};
 use super::outcome::{invalid, too_many};
 use super::pty::Size;
 use super::sessions::{not_found, CloseArgs, OpenArgs, RunArgs, Session};
+use crate::fault;
 use crate::seqpacket::ChannelError;
-use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError, STDIN};
+use crate::wire::{Empty, ErrorBody, Frame, Head, Hello, Kind, WireError, STDIN};
 
 /// Commands at once.
 const LIMIT_COMMANDS: usize = 64;
@@ -27,11 +28,18 @@ const LIMIT_FILES: usize = 48;
 const LIMIT_WATCHES: usize = 16;
 /// Bytes of memory that all collected output may take.
 const LIMIT_COLLECTED: u64 = 128 * 1024 * 1024;
+/// Bytes of a call's tag.
+const LIMIT_TAG: usize = 512;
 
 #[derive(Serialize)]
 struct Pong {
     commands: u64,
     sessions: u64,
+}
+
+#[derive(Serialize)]
+struct Held {
+    held_ms: u64,
 }
 
 /// News of a running command from its caller.
@@ -55,7 +63,7 @@ impl EventLoop {
             return Err(WireError("cannot take a frame before HELLO".into()).into());
         }
         if let Some(file) = self.files.get_mut(&frame.call).filter(|_| frame.kind != Kind::Call) {
-            return file.take_frame(frame, Instant::now());
+            return file.take_frame(frame, self.world.clock.now());
         }
         match frame.kind {
             Kind::Hello => self.meet(&frame.read()?),
@@ -71,7 +79,7 @@ impl EventLoop {
                 Ok(())
             }
             Kind::Ack => {
-                self.world.edge.acknowledge(frame.call);
+                self.world.passed += self.world.edge.acknowledge(frame.call) as u64;
                 Ok(())
             }
             Kind::Result | Kind::Error => {
@@ -84,6 +92,7 @@ impl EventLoop {
         if self.world.edge.meet(hello)? {
             self.commands.values_mut().for_each(Command::reset_windows);
             self.files.values_mut().for_each(FileCall::reset_windows);
+            fault::point("init.successor");
         }
         Ok(())
     }
@@ -93,29 +102,33 @@ impl EventLoop {
         if call == 0 {
             return Err(WireError("cannot take a CALL on call 0".into()).into());
         }
-        if self.running(call) || self.world.edge.answer_again(call)? {
+        if self.world.edge.runs(call) || self.world.edge.answer_again(call)? {
             return Ok(());
         }
-        match self.open(frame, &frame.method()?) {
+        let Head { method, tag } = frame.head()?;
+        let tag = tag.unwrap_or_default();
+        let fits = tag.len() <= LIMIT_TAG;
+        self.world.edge.begin(call, if fits { tag } else { String::new() });
+        let opened = match fits {
+            true => self.open(frame, &method),
+            false => Err(invalid("tag", &format!("it has more than {LIMIT_TAG} bytes")).into()),
+        };
+        match opened {
             Ok(()) => Ok(()),
             Err(Refused::Answer(error)) => self.world.edge.error(call, &error),
             Err(Refused::Channel(error)) => Err(error),
         }
     }
 
-    fn running(&self, call: u64) -> bool {
-        self.commands.contains_key(&call)
-            || self.files.contains_key(&call)
-            || self.sessions.values().any(|session| session.runs(call))
-    }
-
     fn open(&mut self, frame: &Frame, method: &str) -> Result<(), Refused> {
-        let now = Instant::now();
+        let now = self.world.clock.now();
         match method {
             "exec" => {
                 let args = args(frame)?;
                 self.check_bounds()?;
+                fault::point("init.exec.read");
                 let command = Command::start(&mut self.world, frame.call, args, now)?;
+                fault::point("init.exec.forked");
                 self.commands.insert(frame.call, command);
                 Ok(())
             }
@@ -133,7 +146,10 @@ impl EventLoop {
             "session.run" => {
                 let args: RunArgs = args(frame)?;
                 let session = self.sessions.get_mut(&args.session).ok_or_else(|| not_found(args.session))?;
-                Ok(session.run(&mut self.world, frame.call, &args, now)?)
+                fault::point("init.session_run.read");
+                session.run(&mut self.world, frame.call, &args, now)?;
+                fault::point("init.session_run.submitted");
+                Ok(())
             }
             "session.close" => {
                 let args: CloseArgs = args(frame)?;
@@ -145,6 +161,8 @@ impl EventLoop {
                 let pong = Pong { commands, sessions };
                 Ok(self.world.edge.result(frame.call, &pong)?)
             }
+            "hold_timers" => Ok(self.hold_timers(frame.call)?),
+            "release_timers" => Ok(self.release_timers(frame.call)?),
             _ => match Operation::read(method, frame)? {
                 Some(operation) => Ok(self.open_file(frame, &operation, now)?),
                 None => {
@@ -152,6 +170,20 @@ impl EventLoop {
                 }
             },
         }
+    }
+
+    /// What is due by now is still done; from the answer on nothing becomes due.
+    fn hold_timers(&mut self, call: u64) -> Result<(), ChannelError> {
+        self.world.clock.hold();
+        self.finish_due(self.world.clock.now())?;
+        fault::point("init.hold_timers");
+        self.world.edge.result(call, &Empty {})
+    }
+
+    fn release_timers(&mut self, call: u64) -> Result<(), ChannelError> {
+        let held_ms = self.world.clock.release().as_millis() as u64;
+        fault::point("init.release_timers");
+        self.world.edge.result(call, &Held { held_ms })
     }
 
     fn open_file(&mut self, frame: &Frame, operation: &Operation, now: Instant) -> Result<(), ErrorBody> {
@@ -210,11 +242,12 @@ impl EventLoop {
     }
 
     fn cancel(&mut self, call: u64) {
+        let now = self.world.clock.now();
         if let Some(command) = self.commands.get_mut(&call) {
-            command.cancel(&self.world, Instant::now());
+            command.cancel(&self.world, now);
         }
         if let Some(session) = self.sessions.values_mut().find(|session| session.runs(call)) {
-            session.cancel(Instant::now());
+            session.cancel(now);
         }
     }
 }

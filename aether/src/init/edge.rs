@@ -1,11 +1,15 @@
 //! The edge's side of PID 1: frames out in order and bounded, answers kept, one epoch at a time.
+//!
+//! Every call is known here from `begin` to the ACK of its answer, and ends once: so a successor of the edge can be
+//! told of each, with the tag that its predecessor gave it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use serde::Serialize;
 
-use super::kept::{Kept, Packet};
+use super::kept::{Ended, Kept, Known, Packet};
+use crate::fault;
 use crate::seqpacket::{Channel, ChannelError, Received};
 use crate::wire::{ErrorBody, Frame, Hello, Kind, WireError};
 
@@ -16,14 +20,26 @@ pub struct Edge {
     channel: Channel,
     waiting: VecDeque<Packet>,
     waiting_bytes: usize,
+    /// Calls that were taken and not answered.
+    running: BTreeMap<u64, Known>,
+    /// Calls taken so far.
+    taken: u64,
     kept: Kept,
     /// Of the newest edge that said hello.
     epoch: Option<String>,
 }
 
+/// What a successor is told of a call.
+#[derive(Serialize)]
+struct News<'a> {
+    known: &'a str,
+    running: bool,
+}
+
 impl Edge {
-    pub fn new(channel: Channel) -> Self {
-        Self { channel, waiting: VecDeque::new(), waiting_bytes: 0, kept: Kept::default(), epoch: None }
+    pub fn new(channel: Channel, kept: Kept) -> Self {
+        let (waiting, running) = (VecDeque::new(), BTreeMap::new());
+        Self { channel, waiting, waiting_bytes: 0, running, taken: 0, kept, epoch: None }
     }
 
     /// Whether something that produces frames may go on.
@@ -48,31 +64,50 @@ impl Edge {
         self.send(&hello)
     }
 
-    /// An edge said hello. The first one has our hello already. A successor gets it again and then every kept answer;
-    /// what waited for its predecessor is dropped, since each answer in it is kept too.
+    /// An edge said hello. The first one has our hello already. A successor gets it again and then every call that is
+    /// known; what waited for its predecessor is dropped, since each answer in it is kept too.
     pub fn meet(&mut self, hello: &Hello) -> Result<bool, ChannelError> {
         let successor = self.epoch.replace(hello.epoch.clone()).is_some();
         if successor {
             self.waiting.clear();
             self.waiting_bytes = 0;
             self.say_hello()?;
-            let unknown = self.kept.faded().map(unknown).collect::<Result<Vec<_>, _>>()?;
-            let kept: Vec<Packet> = self.kept.packets().cloned().collect();
-            unknown.into_iter().chain(kept).for_each(|packet| self.push(packet));
+            self.known()?.into_iter().for_each(|packet| self.push(packet));
             self.flush()?;
         }
         Ok(successor)
     }
 
-    pub fn acknowledge(&mut self, call: u64) {
-        self.kept.acknowledge(call);
+    /// What there is to say of every call, oldest first.
+    fn known(&self) -> Result<Vec<Packet>, WireError> {
+        let running = self.running.iter().map(|(call, known)| (known.order, call_that_runs(*call, known)));
+        let ended = self.kept.ended().map(|ended| (ended.known.order, call_that_ended(&ended)));
+        let mut calls: Vec<_> = running.chain(ended).collect();
+        calls.sort_by_key(|(order, _)| *order);
+        let packets = calls.into_iter().map(|(_, packets)| packets).collect::<Result<Vec<_>, _>>()?;
+        Ok(packets.into_iter().flatten().collect())
+    }
+
+    /// A call is taken: it will be ended by one RESULT or ERROR.
+    pub fn begin(&mut self, call: u64, tag: String) {
+        self.taken += 1;
+        self.running.insert(call, Known { order: self.taken, tag });
+    }
+
+    pub fn runs(&self, call: u64) -> bool {
+        self.running.contains_key(&call)
+    }
+
+    /// Bytes that are kept no more.
+    pub fn acknowledge(&mut self, call: u64) -> usize {
+        self.kept.acknowledge(call)
     }
 
     /// Send the kept answer of `call` once more; false says that none is kept.
     pub fn answer_again(&mut self, call: u64) -> Result<bool, ChannelError> {
         let packets = match self.kept.get(call) {
             Some(packets) => packets.to_vec(),
-            None if self.kept.faded().any(|faded| faded == call) => vec![unknown(call)?],
+            None if self.kept.has_faded(call) => vec![unknown(call)?],
             None => return Ok(false),
         };
         packets.into_iter().for_each(|packet| self.push(packet));
@@ -123,9 +158,14 @@ impl Edge {
     }
 
     fn end(&mut self, call: u64, packets: Vec<Packet>, cut: Packet) -> Result<(), ChannelError> {
+        let known = self.running.remove(&call);
+        debug_assert!(known.is_some(), "call {call} was not taken or ends twice");
         packets.iter().cloned().for_each(|packet| self.push(packet));
-        self.kept.keep(call, packets, cut);
-        self.flush()
+        self.kept.keep(call, known.unwrap_or_default(), packets, cut);
+        fault::point("init.answer.kept");
+        self.flush()?;
+        fault::point("init.answer.sent");
+        Ok(())
     }
 
     fn push(&mut self, packet: Packet) {
@@ -149,6 +189,20 @@ impl AsFd for Edge {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
+}
+
+fn call_that_runs(call: u64, known: &Known) -> Result<Vec<Packet>, WireError> {
+    Ok(vec![encode(&Frame::message(Kind::Event, call, &News { known: &known.tag, running: true })?)?])
+}
+
+fn call_that_ended(ended: &Ended<'_>) -> Result<Vec<Packet>, WireError> {
+    let news = News { known: &ended.known.tag, running: false };
+    let mut packets = vec![encode(&Frame::message(Kind::Event, ended.call, &news)?)?];
+    match ended.answer {
+        Some(answer) => packets.extend_from_slice(answer),
+        None => packets.push(unknown(ended.call)?),
+    }
+    Ok(packets)
 }
 
 fn unknown(call: u64) -> Result<Packet, WireError> {

@@ -19,6 +19,7 @@ use super::reaper::Reaper;
 use super::sessions::Session;
 use super::shell::Stream;
 use super::world::World;
+use crate::fault;
 use crate::seqpacket::{ChannelError, Received};
 
 /// Frames taken from the edge before others get their turn.
@@ -101,8 +102,9 @@ impl EventLoop {
     /// Serve until the channel closes (Ok) or breaks.
     pub fn run(&mut self) -> Result<(), ChannelError> {
         self.world.edge.say_hello()?;
+        fault::point("init.hello");
         loop {
-            let ready = self.wait(Instant::now())?;
+            let ready = self.wait(self.world.clock.now())?;
             let mut orphans = Vec::new();
             for (token, events) in ready {
                 match token {
@@ -112,7 +114,7 @@ impl EventLoop {
                     other => self.serve(other)?,
                 }
             }
-            let now = Instant::now();
+            let now = self.world.clock.now();
             self.world.orphans.drain(&orphans, now, &mut self.world.scratch);
             self.finish_due(now)?;
         }
@@ -152,7 +154,11 @@ impl EventLoop {
         wanted
     }
 
+    /// When something becomes due, if time passes.
     fn next_wake(&self, now: Instant) -> Option<Instant> {
+        if self.world.clock.held() {
+            return None;
+        }
         let commands = self.commands.values().filter_map(|command| command.next_wake(now));
         let sessions = self.sessions.values().filter_map(|session| session.next_wake(now));
         let has_room = self.world.edge.has_room();
@@ -209,7 +215,8 @@ impl EventLoop {
         }
         // an end without an answer shows as HUP alone
         if events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-            file.read(&mut self.world, Instant::now())?;
+            let now = self.world.clock.now();
+            file.read(&mut self.world, now)?;
         }
         Ok(())
     }
@@ -227,7 +234,7 @@ impl EventLoop {
         if full {
             session.shell.streams.iter_mut().for_each(Stream::seal);
         }
-        let now = Instant::now();
+        let now = self.world.clock.now();
         match token {
             Token::ShellOutput(_, place) => session.shell.streams[place].read(&mut self.world.scratch, now),
             Token::ShellStatus(_) => session.read_status(&mut self.world, now)?,
@@ -237,7 +244,7 @@ impl EventLoop {
     }
 
     fn reap(&mut self) -> Result<(), ChannelError> {
-        let now = Instant::now();
+        let now = self.world.clock.now();
         self.reaper.reap().into_iter().try_for_each(|(pid, status)| self.ended(pid, status, now))
     }
 
@@ -259,7 +266,7 @@ impl EventLoop {
     }
 
     /// Let time pass for every call, and answer those that are over.
-    fn finish_due(&mut self, now: Instant) -> Result<(), ChannelError> {
+    pub fn finish_due(&mut self, now: Instant) -> Result<(), ChannelError> {
         self.finish_files(now)?;
         let world = &self.world;
         self.sessions.values_mut().for_each(|session| session.advance(world, now));
@@ -267,6 +274,7 @@ impl EventLoop {
         let over: Vec<u64> = over.collect();
         for call in over {
             if let Some(command) = self.commands.remove(&call) {
+                fault::point("init.exec.ended");
                 command.answer(&mut self.world, now)?;
             }
         }

@@ -12,9 +12,11 @@
 //! - A child is not dumpable and holds no descriptor of PID 1 from the moment it enters until it executes.
 //! - Everything is bounded: calls, sessions, collected output, kept answers, frames waiting for the edge.
 //! - An answer is kept until the edge has acknowledged it. When the channel closes for good, everything is killed.
+//! - Time is asked of one clock, which the edge can hold while it keeps the sandbox frozen.
 
 mod calls;
 mod child;
+mod clock;
 mod commands;
 mod edge;
 mod event_loop;
@@ -44,8 +46,10 @@ use rustix::fs::{open, Mode, OFlags};
 use rustix::process::DumpableBehavior;
 
 use self::child::{Sandbox, FIRST_FREE};
+use self::clock::Clock;
 use self::edge::Edge;
 use self::event_loop::EventLoop;
+use self::kept::Kept;
 use self::leaf::Leaves;
 use self::orphans::Orphans;
 use self::reaper::Reaper;
@@ -112,8 +116,10 @@ fn prepare(inherited: Inherited) -> io::Result<EventLoop> {
     for number in 0..FIRST_FREE {
         kernel::place(null.as_fd(), number, true)?;
     }
+    let kept = Kept::new(kept::limit(inherited.meminfo.as_ref().map(|meminfo| meminfo.limit_bytes)));
     let world = World {
-        edge: Edge::new(Channel::new(inherited.channel)?),
+        edge: Edge::new(Channel::new(inherited.channel)?, kept),
+        clock: Clock::default(),
         leaves: Leaves::new(inherited.memory_cgroup, inherited.cgroup_version, proc.try_clone()?),
         orphans: Orphans::default(),
         meminfo: inherited.meminfo,

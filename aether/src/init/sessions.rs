@@ -20,6 +20,7 @@ use super::output::OutputLimit;
 use super::shell::{Collected, Shell};
 use super::tree;
 use super::world::World;
+use crate::fault;
 use crate::seqpacket::ChannelError;
 use crate::wire::{Empty, ErrorBody};
 
@@ -165,6 +166,7 @@ impl Session {
                 }
             };
         }
+        fault::point("init.session_run.ended");
         let mut answer = ExecAnswer::new(ended, now - run.started);
         (answer.stdout, answer.stderr) = (stdout, stderr);
         world.passed += stdout.total + stderr.total;
@@ -215,7 +217,7 @@ impl Session {
 
     /// Kill everything of the session. Its end is seen when the shell is reaped.
     pub fn close(&mut self, world: &mut World, call: u64) -> Result<(), ChannelError> {
-        self.cancel(Instant::now());
+        self.cancel(world.clock.now());
         // nobody asks again once the shell is reaped, so at once for whatever may be forking
         world.leaves.kill_group(&self.shell.scope, self.shell.pid);
         world.edge.result(call, &Empty {})

@@ -6,6 +6,7 @@ use rustix::fs::{fchmod, Mode};
 use rustix::pipe::{pipe_with, PipeFlags};
 
 use super::child::Sandbox;
+use super::clock::Clock;
 use super::edge::Edge;
 use super::kernel;
 use super::leaf::{read_counter, Leaves};
@@ -19,6 +20,7 @@ const WORTH_A_REST: u64 = 64 * 1024;
 pub struct World {
     pub sandbox: Sandbox,
     pub edge: Edge,
+    pub clock: Clock,
     pub leaves: Leaves,
     pub orphans: Orphans,
     pub meminfo: Option<Meminfo>,

@@ -8,11 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conversation import Conversation
 from rig import Box, ForkServer, Image, aether_binary, hold_image
 
 from dsec.store.catalogue import Catalogue
 
 HERE = Path(__file__).parent
+NEEDS = pytest.mark.needs(
+    "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
+)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Each test here needs the same."""
+    item.add_marker(NEEDS)
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +63,8 @@ def server(
 def box(server: ForkServer) -> Box:
     """A sandbox with every option set."""
     return server.create(layers=["base", "probe"], hostname="cottage", cpus=[1], memory_bytes=256 << 20)
+
+
+@pytest.fixture(scope="module")
+def talk(box: Box) -> Conversation:
+    return Conversation(box)

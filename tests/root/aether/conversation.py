@@ -65,12 +65,15 @@ class Conversation:
         self.box, self._next = box, first
         self.calls: dict[int, Call] = {}
         self.hellos: list[dict[str, Any]] = []
+        self.known: list[tuple[int, str, bool]] = []
+        """What a successor is told of calls: number, tag, whether it still runs."""
 
-    def start(self, method: str, args: dict[str, Any], number: int | None = None) -> Call:
+    def start(self, method: str, args: dict[str, Any], number: int | None = None, tag: Any = None) -> Call:
         if number is None:
             number, self._next = self._next, self._next + 1
         call = self.calls[number] = Call(number)
-        self.send(Kind.CALL, number, msgspec.msgpack.encode({"method": method, "args": args}))
+        body = {"method": method, "args": args} | ({} if tag is None else {"tag": tag})
+        self.send(Kind.CALL, number, msgspec.msgpack.encode(body))
         return call
 
     def send(self, kind: Kind, call: int, payload: bytes = b"", stream: int = 0, flags: int = 0) -> None:
@@ -112,6 +115,9 @@ class Conversation:
         assert not descriptors
         if frame.kind is Kind.HELLO:
             self.hellos.append(msgspec.msgpack.decode(frame.payload))
+        elif frame.kind is Kind.EVENT and "known" in (news := msgspec.msgpack.decode(frame.payload)):
+            self.known.append((frame.call, news["known"], news["running"]))
+            self.calls.setdefault(frame.call, Call(frame.call))
         elif frame.call in self.calls:
             self._note(self.calls[frame.call], frame, ack)
         return frame
@@ -151,13 +157,13 @@ class Conversation:
     def exec(self, argv: str | list[str], **changes: Any) -> Call:
         return self.finish(self.start_exec(argv, **changes))
 
-    def start_exec(self, argv: str | list[str], **changes: Any) -> Call:
+    def start_exec(self, argv: str | list[str], *, tag: Any = None, **changes: Any) -> Call:
         """A string is a script of /bin/sh."""
         args = {
             "argv": ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv, "env": PATH, "cwd": "/", "user": "root",
             "timeout_ms": 0, "stdin": False, "stream": False, "limit": LIMIT, "pty": False, "rows": 24, "cols": 80,
         }  # fmt: skip
-        return self.start("exec", {**args, **changes})
+        return self.start("exec", {**args, **changes}, tag=tag)
 
     def file(self, operation: str, path: str, data: bytes | None = None, **changes: Any) -> Call:
         """A file operation; `data` is what it takes on stream 1."""

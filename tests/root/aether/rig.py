@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 
 from dsec.linux.mounts import mount_erofs
 from libdsec.protocol import frames
@@ -31,6 +32,8 @@ KEEPER_BASE = 900_000_000
 V1 = Path("/sys/fs/cgroup")
 HIDDEN = ("/proc/kcore", "/proc/keys", "/proc/acpi", "/sys/firmware", "/proc/not-there")
 PROTECTED = ("/proc/sys", "/proc/irq")
+BY_DESCRIPTORS = pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module")
+"""For modules to which it is all the same how layers are handed to the overlay."""
 
 
 def aether_binary() -> Path:

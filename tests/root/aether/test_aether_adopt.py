@@ -6,17 +6,16 @@ import contextlib
 
 import msgspec
 import pytest
-from conversation import Conversation
-from rig import ForkServer, hello
+from conversation import LIMIT, PATH, Call, Conversation
+from rig import BY_DESCRIPTORS, ForkServer, hello
 
 from libdsec.protocol import frames
-from libdsec.protocol.errors import OutcomeUnknownError
+from libdsec.protocol.errors import InvalidArgumentError, OutcomeUnknownError, SessionNotFoundError
 from libdsec.protocol.frames import STDOUT, WINDOW, Kind
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
+pytestmark = BY_DESCRIPTORS
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -52,6 +51,50 @@ def test_a_command_outlives_its_edge(talk: Conversation) -> None:
     again = successor.calls.setdefault(call.number, type(call)(call.number))
     successor.feed(again, b"it\n")
     assert successor.finish(again).stdout == b"survived it\n"
+
+
+def test_a_successor_is_told_of_every_call_by_its_tag(talk: Conversation) -> None:
+    talk.exec("mkfifo /tmp/gate /tmp/door; mkdir /tmp/watched", tag="acknowledged")
+    waiting = talk.start_exec("read x </tmp/gate; echo $x", tag="runs/1")
+    kept = talk.finish(talk.start_exec("echo kept", tag="kept/2"), ack=False)
+    session_args = {"shell": ["/bin/sh"], "env": PATH, "cwd": "/", "user": "root"}
+    opened = talk.finish(talk.start("session.open", session_args), ack=False)
+    run_args = {"session": opened.answer["session"], "command": "read y </tmp/door; echo $y", "timeout_ms": 0,
+                "limit": LIMIT}  # fmt: skip
+    running = talk.start("session.run", run_args, tag="session/3")
+    place = {"path": "/tmp/watched", "user": "root", "cwd": "/", "recursive": False}
+    watching = talk.start("file.watch", place, tag="watch/4")
+    failed = talk.finish(talk.start("session.close", {"session": 99}, tag="failed/5"), ack=False)
+    while not watching.streams[STDOUT]:
+        talk.take()
+    successor = adopt(talk)
+    successor.finish(successor.calls.setdefault(failed.number, Call(failed.number)), ack=False)
+    assert successor.known == [
+        (waiting.number, "runs/1", True),
+        (kept.number, "kept/2", False),
+        (opened.number, "", False),
+        (running.number, "session/3", True),
+        (watching.number, "watch/4", True),
+        (failed.number, "failed/5", False),
+    ]
+    assert successor.calls[kept.number].stdout == b"kept\n"
+    assert isinstance(successor.calls[failed.number].error, SessionNotFoundError)
+    successor.exec("echo first >/tmp/gate; echo second >/tmp/door")
+    assert successor.finish(successor.calls[waiting.number]).stdout == b"first\n"
+    assert successor.finish(successor.calls[running.number]).stdout == b"second\n"
+    successor.cancel(successor.calls[watching.number])
+    successor.finish(successor.calls[watching.number])
+    third = adopt(successor, "3")
+    third.take_all()
+    assert third.known[0] == (kept.number, "kept/2", False)
+
+
+def test_a_tag_has_a_bound_and_only_its_own_call_is_refused(talk: Conversation) -> None:
+    assert talk.finish(talk.start_exec("echo fits", tag="x" * 512)).stdout == b"fits\n"
+    refused = talk.finish(talk.start_exec("echo too long", tag="x" * 513))
+    assert isinstance(refused.error, InvalidArgumentError)
+    assert "512" in str(refused.error)
+    assert talk.exec("echo on").stdout == b"on\n"
 
 
 def test_a_call_that_is_said_twice_runs_once(talk: Conversation) -> None:
@@ -96,24 +139,26 @@ def test_input_goes_on_with_a_fresh_window(talk: Conversation) -> None:
     assert successor.finish(successor.calls[writing.number]).answer["size"] == 1_300_000
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_is_unknown(talk: Conversation) -> None:
+def test_what_is_kept_is_bounded_and_the_oldest_is_unknown(server: ForkServer) -> None:
+    talk = Conversation(server.create(memory_bytes=64 * MIB))
     calls = []
-    for _ in range(4):
-        calls.append(talk.start_exec("head -c 400000 /dev/zero", limit={"head": 400_000, "tail": 0}))
+    for number in range(4):
+        calls.append(talk.start_exec("head -c 3M /dev/zero", limit={"head": 3 * MIB, "tail": 0}, tag=f"step {number}"))
         talk.finish(calls[-1], ack=False)
-    large = talk.start_exec("head -c 2000000 /dev/zero", limit={"head": 2_000_000, "tail": 0})
+    large = talk.start_exec("head -c 8M /dev/zero", limit={"head": 8 * MIB, "tail": 0}, tag="large")
     talk.finish(large, ack=False)
-    assert len(large.stdout) == 2_000_000
+    assert len(large.stdout) == 8 * MIB
     successor = adopt(talk)
-    successor.calls.update({call.number: type(call)(call.number) for call in [*calls, large]})
-    for call in list(successor.calls.values()):
-        successor.finish(call)
+    successor.take_all()
+    tags = [*(f"step {number}" for number in range(4)), "large"]
+    expected = [(call.number, tag, False) for call, tag in zip([*calls, large], tags, strict=True)]
+    assert successor.known == expected
     outcomes = [call.error is None for call in successor.calls.values()]
     assert outcomes == [False, False, True, True, True]
     assert {type(call.error) for call in successor.calls.values() if call.error} == {OutcomeUnknownError}
     # one that alone is too large is known, but for what it printed
     cut = successor.calls[large.number]
-    assert (cut.stdout, cut.answer["stdout"]) == (b"", {"total": 2_000_000, "head": 0, "tail": 0})
+    assert (cut.stdout, cut.answer["stdout"]) == (b"", {"total": 8 * MIB, "head": 0, "tail": 0})
 
 
 @pytest.mark.parametrize(

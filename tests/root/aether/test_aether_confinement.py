@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 from rig import Box, ForkServer
 
-pytestmark = pytest.mark.needs(
-    "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
-)
-
 
 def ask(box: Box, *questions: str, user: str = "root") -> dict[str, str]:
     done = box.run("/opt/probe", *questions, user=user)

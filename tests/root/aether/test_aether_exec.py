@@ -8,20 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from conversation import Conversation
-from rig import Box
+from rig import BY_DESCRIPTORS, Box
 
 from libdsec.protocol.errors import CommandNotStartedError, InvalidArgumentError, QuotaExceededError
 from libdsec.protocol.frames import STDERR, STDOUT, WINDOW, Kind
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
-
-
-@pytest.fixture(scope="module")
-def talk(box: Box) -> Conversation:
-    return Conversation(box)
+pytestmark = BY_DESCRIPTORS
 
 
 def test_output_and_exit_code(talk: Conversation) -> None:

@@ -11,21 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 from conversation import Call, Conversation
-from rig import Box
+from rig import BY_DESCRIPTORS
 
 from libdsec.protocol.errors import DSecError, FileOperationError, InvalidArgumentError, PathNotFoundError
 from libdsec.protocol.files import FileInfo
 from libdsec.protocol.frames import STDOUT, WINDOW
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
-
-
-@pytest.fixture(scope="module")
-def talk(box: Box) -> Conversation:
-    return Conversation(box)
+pytestmark = BY_DESCRIPTORS
 
 
 @pytest.fixture

@@ -28,10 +28,6 @@ from libdsec.protocol.errors import (
 )
 from libdsec.protocol.frames import Kind
 
-pytestmark = pytest.mark.needs(
-    "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
-)
-
 
 def gone(pidfd: int, timeout_s: float = 10) -> bool:
     """Whether the process has ended."""

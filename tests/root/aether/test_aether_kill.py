@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 from conversation import Conversation
-from rig import ForkServer
+from rig import BY_DESCRIPTORS, ForkServer
 
 from libdsec.protocol.errors import CommandNotStartedError
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
+pytestmark = BY_DESCRIPTORS
 
 LEFT = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$'"
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from conversation import Conversation
-from rig import Box
+from rig import BY_DESCRIPTORS
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
+pytestmark = BY_DESCRIPTORS
 
 # for every process that appears: what its descriptors are, and whether its memory can be opened for writing, as long
 # as its program is still PID 1's
@@ -39,11 +35,6 @@ while (time() < $end) {
 
 HUNTS = 15
 """A child is there for less than a millisecond: on a busy machine one hunt may see none."""
-
-
-@pytest.fixture(scope="module")
-def talk(box: Box) -> Conversation:
-    return Conversation(box)
 
 
 def test_nothing_is_found_on_a_child_before_its_program(talk: Conversation) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from conversation import Conversation
-from rig import Box
+from rig import BY_DESCRIPTORS
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
-
-
-@pytest.fixture(scope="module")
-def talk(box: Box) -> Conversation:
-    return Conversation(box)
+pytestmark = BY_DESCRIPTORS
 
 
 def test_a_terminal_of_the_users_own(talk: Conversation) -> None:

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 from conversation import LIMIT, PATH, Call, Conversation
-from rig import Box
+from rig import BY_DESCRIPTORS
 
 from libdsec.protocol.errors import CommandNotStartedError, ConflictError, QuotaExceededError, SessionNotFoundError
 
-pytestmark = [
-    pytest.mark.needs("root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"),
-    pytest.mark.parametrize("server", ["descriptors"], indirect=True, scope="module"),
-]
+pytestmark = BY_DESCRIPTORS
 
 
 class Session:
@@ -43,11 +40,6 @@ class Session:
 
     def close(self) -> None:
         self.talk.do("session.close", {"session": self.id})
-
-
-@pytest.fixture(scope="module")
-def talk(box: Box) -> Conversation:
-    return Conversation(box)
 
 
 @pytest.fixture(params=["/bin/dash", "/bin/bash"])

@@ -15,10 +15,6 @@ from rig import ForkServer, remove_all
 from dsec.linux.mounts import mount_detached
 from libdsec.protocol.errors import DSecError, SandboxFailedError
 
-pytestmark = pytest.mark.needs(
-    "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
-)
-
 Spoil = Callable[[ForkServer, dict[str, Any]], None]
 
 

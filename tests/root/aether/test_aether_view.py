@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from rig import HIDDEN, PROTECTED, V1, Box, ForkServer, remove_cgroup
 
-pytestmark = pytest.mark.needs(
-    "root", "erofs-from-files", "overlay", "aether", "cgroup-v1", "mmdebstrap", "mkfs.erofs", "cc"
-)
-
 UNIFIED = V1 / "unified"
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 
