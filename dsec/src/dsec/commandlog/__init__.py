@@ -18,3 +18,23 @@ A step's key is what an init is told of it (`tag`). It names one run of one step
 After a crash the steps that were running are open again: what init still knows comes back with its key (`by_key`),
 and the edge ends or withdraws the rest.
 """
+
+from .bounds import Bounds
+from .entry import Begun, Joined, OpenStep, Outcome, Recorded, RecordedStep
+from .log import CommandLog, ScopeInfo
+from .recorder import Recorder
+from .tables import SCHEMA
+
+__all__ = [
+    "SCHEMA",
+    "Begun",
+    "Bounds",
+    "CommandLog",
+    "Joined",
+    "OpenStep",
+    "Outcome",
+    "Recorded",
+    "RecordedStep",
+    "Recorder",
+    "ScopeInfo",
+]

@@ -18,7 +18,7 @@ is taken back and its units run one by one, so that a mistake of one room costs 
 Tables belong to rooms: each hands in a `Schema` whose steps are only added to. The journal knows none of them.
 """
 
-from .journal import Journal
+from .journal import Journal, Statement
 from .schema import Schema
 
-__all__ = ["Journal", "Schema"]
+__all__ = ["Journal", "Schema", "Statement"]

@@ -1,0 +1,289 @@
+"""One scope in memory: the last numbers of its tracks, the steps that run, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dsec.journal import Journal, Statement
+from libdsec.protocol.errors import DSecError, InternalError
+from libdsec.protocol.steps import MAX_RECORDED_OUTPUT
+
+from . import tables
+from .blobs import Blobs
+from .bounds import INLINE_BYTES, ROW_BYTES
+from .clock import Clock
+from .entry import (
+    Ended,
+    Failed,
+    Fate,
+    OpenStep,
+    Outcome,
+    RecordedStep,
+    Then,
+    not_replayable,
+    not_run,
+    unknown,
+)
+
+MAX_TRACKS = 4096
+"""Last numbers that are kept in memory; of more the database is asked again."""
+
+COUNT_STEPS = 64
+COUNT_BYTES = 1024 * 1024
+"""After so much the scope's row is written: a start reads the steps since then, and does not know the bytes."""
+
+VALUES = frozenset({"file.list", "file.watch"})
+"""Methods each of whose DATA on stream 2 is a value of its own."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Scope:
+    def __init__(self, row: tables.ScopeRow, journal: Journal, blobs: Blobs, clock: Clock, *, stored: bool) -> None:
+        """`stored`: it has a row."""
+        self.id = row.id
+        self.name = row.name
+        self.kind = row.kind
+        self.created_at = row.created_at
+        self.ended_at = row.ended_at
+        self.bytes = row.bytes
+        self.last_seq = 0
+        self.stored = stored
+        self.followers: list[Callable[[int], None]] = []
+        """Told the seq of each step that has ended."""
+        self.open: dict[tuple[str, int], OpenStep] = {}
+        self._journal = journal
+        self._blobs = blobs
+        self._clock = clock
+        self._tracks: dict[str, int] = {}
+        self._fresh = not stored
+        """A track that is not in memory has no steps."""
+        self._blob_end: int | None = None
+        self._uncounted_steps = 0
+        self._uncounted_bytes = 0
+        if stored:
+            self._load(row.floor)
+
+    def _load(self, floor: int) -> None:
+        ((self.last_seq,),) = self._journal.query(
+            "SELECT coalesce(max(seq), 0) FROM log_steps WHERE scope = ?", (self.id,)
+        )
+        for seq, track, n, run, tried, method, sandbox, digest, began_at, opaque in self._journal.query(
+            tables.SELECT_RUNNING, (self.id, floor)
+        ):
+            self.open[track, n] = OpenStep(
+                self,
+                seq=seq,
+                track=track,
+                n=n,
+                run=run,
+                tried=tried,
+                method=method,
+                sandbox=sandbox,
+                digest=digest,
+                began_at=began_at,
+                opaque=opaque,
+                begun=True,
+            )
+
+    def last(self, track: str) -> int:
+        """The highest number of the track."""
+        found = self._tracks.get(track)
+        if found is not None:
+            return found
+        last = 0
+        if not self._fresh:
+            ((last,),) = self._journal.query(
+                "SELECT coalesce(max(n), 0) FROM log_steps WHERE scope = ? AND track = ?", (self.id, track)
+            )
+        self._remember(track, last)
+        return last
+
+    def begin(self, entry: OpenStep, principal: str, request: bytes) -> None:
+        """Write the row of a new step."""
+        row = (
+            *(self.id, entry.seq, entry.track, entry.n, entry.run, entry.method, entry.sandbox, principal),
+            *(entry.began_at, entry.digest, entry.opaque, request),
+        )
+        self.last_seq = max(self.last_seq, entry.seq)
+        self._remember(entry.track, max(self.last(entry.track), entry.n))
+        self._count(ROW_BYTES + len(request))
+        self._open(entry, [(tables.INSERT_STEP, row)])
+
+    def begin_again(self, entry: OpenStep, principal: str) -> None:
+        """Let the row of a known step say that it runs."""
+        row = (entry.run, entry.tried, entry.sandbox, principal, entry.began_at, entry.opaque, self.id, entry.seq)
+        self._open(entry, [(tables.RERUN_STEP, row), (tables.LOWER_FLOOR, (entry.seq, self.id))])
+
+    def end(
+        self,
+        entry: OpenStep,
+        state: Ended,
+        answer: bytes,
+        stdout: Sequence[bytes],
+        stderr: Sequence[bytes],
+        input_digest: bytes,
+        opaque: str,
+        then: Then,
+        failed: Failed,
+    ) -> None:
+        """See `OpenStep.end`."""
+        out_size, err_size = sum(map(len, stdout)), sum(map(len, stderr))
+        if not opaque and out_size + err_size > MAX_RECORDED_OUTPUT:
+            opaque = f"it gave {out_size + err_size} bytes, of which {MAX_RECORDED_OUTPUT} are recorded at most"
+        out: bytes | None = None
+        err: bytes | None = None
+        blob_at: int | None = None
+        if opaque or state == "unknown":
+            stdout = stderr = ()
+        elif out_size + err_size <= INLINE_BYTES:
+            out, err = b"".join(stdout), b"".join(stderr)
+        else:
+            try:
+                blob_at = self._append((*stdout, *stderr), out_size + err_size)
+            except DSecError as error:
+                self._lost(entry, error, failed)
+                return
+        cuts = _encode([len(piece) for piece in stdout if piece]) if entry.method in VALUES else None
+        row = (
+            *(tables.STATES.index(state), self._clock.now(), opaque, answer, out_size, err_size),
+            *(blob_at, cuts, input_digest, out, err, self.id, entry.seq),
+        )
+        self._count(len(answer) + out_size + err_size if stdout or stderr else len(answer))
+
+        def done() -> None:
+            self._forget(entry)
+            then()
+            if entry.heard:
+                entry.tell(self._outcome(entry, state, opaque))
+            for follower in tuple(self.followers):
+                follower(entry.seq)
+
+        statements: list[Statement] = [(tables.END_STEP, row)]
+        if self._uncounted_steps >= COUNT_STEPS or self._uncounted_bytes >= COUNT_BYTES:
+            statements.append(self._counted(entry))
+        self._journal.submit_all(statements, done, lambda error: self._lost(entry, error, failed))
+
+    def withdraw(self, entry: OpenStep, then: Then) -> None:
+        """See `OpenStep.withdraw`."""
+
+        def done() -> None:
+            self._forget(entry)
+            then()
+            entry.tell(not_run(self.name, entry.track, entry.n, entry.method))
+
+        def kept(_error: DSecError) -> None:  # the journal has said it in the log
+            entry.fate = Fate.WITHDRAWN
+            then()
+            entry.tell(not_run(self.name, entry.track, entry.n, entry.method))
+
+        if entry.tried:
+            self._journal.submit(tables.UNKNOWN_AGAIN, (entry.tried - 1, self.id, entry.seq), done, kept)
+        else:
+            self._journal.submit(tables.DELETE_STEP, (self.id, entry.seq), done, kept)
+
+    def recorded(self, track: str, n: int) -> RecordedStep | None:
+        """A step that has ended and can be answered again.
+
+        :raises OutcomeUnknownError | UnsupportedOperationError: it cannot.
+        """
+        rows = self._journal.query(tables.SELECT_RECORDED, (self.id, track, n))
+        return self.as_recorded(tables.RecordedRow(*rows[0])) if rows else None
+
+    def as_recorded(self, row: tables.RecordedRow) -> RecordedStep:
+        """As `recorded`."""
+        if row.state in (tables.UNKNOWN, tables.RUNNING):
+            raise unknown(self.name, row.track, row.n, row.method, "nobody was there to hear its answer")
+        if row.opaque:
+            raise not_replayable(self.name, row.track, row.n, row.method, row.opaque)
+        return RecordedStep(
+            scope=self.name,
+            scope_id=self.id,
+            seq=row.seq,
+            track=row.track,
+            n=row.n,
+            method=row.method,
+            state=tables.STATES[row.state],
+            answer=row.answer,
+            stdout_size=row.stdout_size,
+            stderr_size=row.stderr_size,
+            stdout=row.stdout,
+            stderr=row.stderr,
+            blob_at=row.blob_at or 0,
+            cuts=() if row.cuts is None else msgspec.msgpack.decode(row.cuts, type=tuple[int, ...]),
+        )
+
+    def counted(self) -> None:
+        """Write what is counted in memory, where the row does not have it."""
+        if self.stored and self._uncounted_steps:
+            self._journal.submit(*self._counted(None))
+
+    def floor(self, ending: OpenStep | None = None) -> int:
+        """No step below it runs, once `ending` has ended."""
+        return min((entry.seq for entry in self.open.values() if entry is not ending), default=self.last_seq + 1)
+
+    def _open(self, entry: OpenStep, statements: list[Statement]) -> None:
+        at = (entry.track, entry.n)
+        self.open[at] = entry
+        if not self.stored:
+            statements.insert(0, (tables.INSERT_SCOPE, (self.id, self.name, self.kind, self.created_at)))
+
+        def done() -> None:
+            self.stored = True
+            entry.begin_done(None)
+
+        def failed(error: DSecError) -> None:
+            if self.open.get(at) is entry:
+                del self.open[at]
+            # what the track has now is for the database to say
+            self._tracks.pop(entry.track, None)
+            self._fresh = False
+            entry.begin_done(error)
+
+        self._journal.submit_all(statements, done, failed)
+
+    def _forget(self, entry: OpenStep) -> None:
+        if self.open.get((entry.track, entry.n)) is entry:
+            del self.open[entry.track, entry.n]
+
+    def _lost(self, entry: OpenStep, error: DSecError, failed: Failed) -> None:
+        entry.fate = Fate.LOST
+        failed(error)
+        entry.tell(unknown(self.name, entry.track, entry.n, entry.method, f"its outcome was not recorded: {error}"))
+
+    def _outcome(self, entry: OpenStep, state: Ended, opaque: str) -> Outcome:
+        if state == "unknown":
+            return unknown(self.name, entry.track, entry.n, entry.method, "nobody was there to hear its answer")
+        if opaque:
+            return not_replayable(self.name, entry.track, entry.n, entry.method, opaque)
+        try:
+            found = self.recorded(entry.track, entry.n)
+        except DSecError as error:
+            return error
+        return found or InternalError("cannot find a step that was just recorded", scope=self.name, seq=entry.seq)
+
+    def _append(self, pieces: Sequence[bytes], size: int) -> int:
+        """Write to the scope's file. Returns where."""
+        if self._blob_end is None:
+            self._blob_end = self._blobs.size(self.id)
+        at = self._blob_end
+        self._blobs.write(self.id, at, pieces)
+        self._blob_end = at + size
+        return at
+
+    def _remember(self, track: str, last: int) -> None:
+        if len(self._tracks) >= MAX_TRACKS and track not in self._tracks:
+            self._tracks.clear()
+            self._fresh = False
+        self._tracks[track] = last
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        self._uncounted_bytes += size
+        self._uncounted_steps += 1
+
+    def _counted(self, ending: OpenStep | None) -> Statement:
+        self._uncounted_steps = self._uncounted_bytes = 0
+        return tables.COUNT_SCOPE, (self.bytes, self.floor(ending), self.id)
