@@ -6,9 +6,11 @@ import ctypes
 import errno as errnos
 import os
 import struct
+from collections.abc import Sequence
 
 # one table for all architectures since Linux 5.1
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+_PROCESS_MADVISE = 440
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -21,6 +23,7 @@ FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_CMD_CREATE = 0
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 1, 2, 4, 0x10
 MOUNT_ATTR_IDMAP = 0x100000
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+_SWAP_FLAG_PREFER = 0x8000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -120,6 +123,28 @@ def umount(path: str, flags: int = UMOUNT_NOFOLLOW) -> None:
     """Detach what is mounted at a path."""
     if _libc.umount2(_text(path), ctypes.c_int(flags)) < 0:
         raise KernelError(ctypes.get_errno(), "umount", path)
+
+
+def process_madvise(pidfd: int, ranges: Sequence[tuple[int, int]], advice: int) -> int:
+    """Advise on (address, length) of another process, 1,024 of them at most; how many bytes were taken. Fewer than
+    asked: the range after them was refused. Refused at once is an error."""
+    vector = (ctypes.c_size_t * (2 * len(ranges)))(*(number for pair in ranges for number in pair))
+    return _call(
+        "process_madvise", f"descriptor {pidfd}", _PROCESS_MADVISE, _int(pidfd), vector, _int(len(ranges)),
+        _int(advice), _int(0),
+    )  # fmt: skip
+
+
+def swapon(path: str, priority: int) -> None:
+    """Use a swap area; areas of higher priority fill first."""
+    if _libc.swapon(_text(path), ctypes.c_int(_SWAP_FLAG_PREFER | priority)) < 0:
+        raise KernelError(ctypes.get_errno(), "swapon", path)
+
+
+def swapoff(path: str) -> None:
+    """Bring what is in a swap area back into memory, and use it no more."""
+    if _libc.swapoff(_text(path)) < 0:
+        raise KernelError(ctypes.get_errno(), "swapoff", path)
 
 
 def unshare(flags: int) -> None:

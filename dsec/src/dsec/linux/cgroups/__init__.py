@@ -16,8 +16,8 @@ Freezing is one more hierarchy on v1 and a file of every directory on v2. A grou
 killed while frozen would otherwise never end.
 """
 
-from .group import Cgroup, CgroupLimits
+from .group import FREEZE_POLL_S, Cgroup, CgroupLimits
 from .hierarchies import Hierarchies, Hierarchy
 from .pool import CgroupPool
 
-__all__ = ["Cgroup", "CgroupLimits", "CgroupPool", "Hierarchies", "Hierarchy"]
+__all__ = ["FREEZE_POLL_S", "Cgroup", "CgroupLimits", "CgroupPool", "Hierarchies", "Hierarchy"]

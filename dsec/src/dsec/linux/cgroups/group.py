@@ -21,6 +21,7 @@ _MIN_QUOTA_US = 1_000
 _PAGE = 4096
 _MOST_PIDS = 4_194_304
 FREEZE_POLL_S = 0.001
+"""Between two looks at whether a group is frozen."""
 _LEAF_DEPTH = 8
 """Levels below a sandbox's directory that are looked at: PID 1 makes one, the rest is slack."""
 
@@ -193,7 +194,7 @@ class Cgroup:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to everything in it, frozen or not. Only for what a crash left: otherwise all has ended with PID 1."""
+        """SIGKILL to all in it, frozen or not. Only for what a crash left: otherwise all has ended with PID 1."""
         for path, version, _ in self.places:
             if version == 2 and os.path.exists(f"{path}/cgroup.kill"):
                 files.write(path, "cgroup.kill", "1")

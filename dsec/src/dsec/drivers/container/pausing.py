@@ -1,0 +1,101 @@
+"""Pausing a sandbox's control group and resuming it: freeze, then reclaim; prefetch, then thaw.
+
+Freezing and thawing are short writes, done on the event loop, so that no cancel can come between asking for one and
+having it. Reclaiming and prefetching are long and run in threads; a thread that is canceled is told to stop and comes
+to nothing, since both are only advice: they are as right for a group that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import structlog
+
+from dsec.linux import KernelError
+from dsec.linux.cgroups import FREEZE_POLL_S, Cgroup
+from dsec.linux.reclaim import Reclaimed, prefetch, reclaim
+from libdsec.protocol.errors import DeadlineExceededError, InternalError
+
+PREFETCH_S = 0.01
+"""What may be spent on prefetching before the thaw. Everything else is read when it is needed: a first answer needs
+little of a sandbox's memory, and must not wait for the rest."""
+
+_log = structlog.get_logger("dsec.container")
+
+
+async def freeze_and_reclaim(cgroup: Cgroup, *, deadline_s: float, turns: asyncio.Semaphore | None = None) -> Reclaimed:
+    """Stop everything in the group, then give its memory back as far as that can be had in time. On failure, and when
+    canceled, everything runs again.
+
+    `turns` bounds how many reclaim at once; those that wait are frozen already. One whose turn does not come in time
+    stays frozen and keeps its memory, as the answer says.
+
+    :raises DeadlineExceededError: a process could not be stopped in time; details name the stage.
+    :raises UnsupportedOperationError: this host has no freezer.
+    :raises InternalError: the kernel refused; details name the stage.
+    """
+    end = time.monotonic() + deadline_s
+    try:
+        await _freeze(cgroup, deadline_s)
+        return await _reclaim(cgroup, end, turns)
+    except BaseException as error:
+        _thaw(cgroup)
+        if isinstance(error, KernelError):
+            raise InternalError(f"cannot pause {cgroup.name}: {error}", stage="reclaim") from error
+        raise
+
+
+async def prefetch_and_thaw(cgroup: Cgroup, *, deadline_s: float) -> None:
+    """Have what is needed first read again, for a moment only, then let everything run. When canceled it runs as well.
+    Legal when it is not frozen.
+
+    :raises InternalError: the kernel did not let it go on; details name the stage.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            await asyncio.to_thread(prefetch, cgroup, min(PREFETCH_S, deadline_s))
+    except (KernelError, TimeoutError) as error:
+        # only slower: everything is read when it is needed
+        _log.info("not prefetched", cgroup=cgroup.name, error=str(error) or "no time")
+    finally:
+        _thaw(cgroup)
+
+
+async def _freeze(cgroup: Cgroup, deadline_s: float) -> None:
+    end = time.monotonic() + deadline_s
+    try:
+        while not cgroup.try_freeze():
+            if time.monotonic() > end:
+                raise DeadlineExceededError(
+                    f"cannot pause {cgroup.name}: a process of it could not be stopped in {deadline_s:g} s",
+                    stage="freeze",
+                    timeout_s=deadline_s,
+                )
+            await asyncio.sleep(FREEZE_POLL_S)
+    except KernelError as error:
+        raise InternalError(f"cannot pause {cgroup.name}: {error}", stage="freeze") from error
+
+
+async def _reclaim(cgroup: Cgroup, end: float, turns: asyncio.Semaphore | None) -> Reclaimed:
+    stop = threading.Event()
+    try:
+        async with asyncio.timeout_at(asyncio.get_running_loop().time() + end - time.monotonic()):
+            if turns is not None:
+                await turns.acquire()
+    except TimeoutError:
+        return Reclaimed()
+    try:
+        return await asyncio.to_thread(reclaim, cgroup, max(0.0, end - time.monotonic()), stop)
+    finally:
+        stop.set()
+        if turns is not None:
+            turns.release()
+
+
+def _thaw(cgroup: Cgroup) -> None:
+    try:
+        cgroup.thaw()
+    except KernelError as error:
+        raise InternalError(f"cannot let {cgroup.name} go on: {error}", stage="thaw") from error

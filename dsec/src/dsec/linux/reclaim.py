@@ -1,0 +1,214 @@
+"""Giving a group's memory back while it is frozen, and getting it ready again.
+
+v2: `memory.reclaim`, in steps, until it yields no more (before Linux 5.19 there is none: paging out has to do). Swap is
+allowed meanwhile (`memory.swap.max`); what was swapped out stays out when the bound is put back.
+
+v1: first `process_madvise(MADV_PAGEOUT)` over every mapping of every process, which is quick and can stop at any step.
+It leaves what no process maps (files that were read or written, tmpfs) and what a disk takes its time to write, which
+stays in the swap cache until it is looked at again. `memory.force_empty` then finds all of that; on live groups it is
+reclaim with swap allowed. It is one write which may wait for the disk, so a child makes it, who can be killed.
+
+Nothing here needs the group to be frozen, but what runs takes its memory back while it is taken away. Where there is no
+swap only file pages come back: nothing fails, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import advice
+from .advice import PAGEOUT, WILLNEED, Range
+from .cgroups import Cgroup, files
+from .syscalls import KernelError, from_os_error
+
+_STEP = 32 * 1024 * 1024
+"""Reclaimed at once: what a deadline may be overrun by."""
+_PREFETCH_STEP = 2 * 1024 * 1024
+_LITTLE = 256 * 1024
+"""A step that yields less has found all there is."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_NEVER = threading.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What was there before and after, in bytes."""
+
+    charged_before: int = 0
+    """Charged to the group, page cache and tmpfs included."""
+    charged_after: int = 0
+    resident_before: int = 0
+    """Of its processes; a page that two of them share counts twice."""
+    resident_after: int = 0
+    duration_s: float = 0.0
+    complete: bool = False
+    """All was tried; False when the time was over first."""
+
+    @property
+    def bytes(self) -> int:
+        """No longer charged. What zram keeps of it, compressed, is charged to nobody."""
+        return max(0, self.charged_before - self.charged_after)
+
+
+def reclaim(cgroup: Cgroup, deadline_s: float, stop: threading.Event = _NEVER) -> Reclaimed:
+    """Give back as much as can be had in that time, or until `stop` is set. Processes that end meanwhile are fine.
+
+    :raises KernelError: the kernel refused; what was reclaimed until then stays so.
+    """
+    began = time.monotonic()
+    limit = _Limit(began + deadline_s, stop)
+    charged, resident = cgroup.memory_usage(), resident_bytes(cgroup)
+    if cgroup.memory is None:
+        complete = _page_out(cgroup, limit)
+    elif cgroup.version == 2 and os.path.exists(f"{cgroup.memory}/memory.reclaim"):
+        complete = _reclaim_v2(cgroup, cgroup.memory, limit)
+    elif cgroup.version == 2:
+        complete = _page_out(cgroup, limit)
+    else:
+        complete = _page_out(cgroup, limit) and _force_empty(cgroup.memory, limit)
+    return Reclaimed(
+        charged, cgroup.memory_usage(), resident, resident_bytes(cgroup), time.monotonic() - began, complete
+    )
+
+
+def prefetch(cgroup: Cgroup, deadline_s: float) -> int:
+    """Have what was paged out read again, without waiting for its processes to need it; the bytes asked for.
+
+    Small mappings come first: stacks, heaps and the data of libraries are what every process needs to do anything.
+    Where swap is a disk the reading goes on behind our back; zram is unpacked before this returns: hence the
+    deadline.
+    """
+    limit, asked = _Limit(time.monotonic() + deadline_s, _NEVER), 0
+    with _opened(cgroup) as processes:
+        wanted = [(length, start, pidfd) for pid, pidfd in processes.items() for start, length in advice.mappings(pid)]
+        for length, start, pidfd in sorted(wanted):
+            for piece in _batches([(start, length)], _PREFETCH_STEP):
+                if limit.reached():
+                    return asked
+                asked += advice.advise(pidfd, piece, WILLNEED)
+    return asked
+
+
+def resident_bytes(cgroup: Cgroup) -> int:
+    """Of all its processes."""
+    pages = 0
+    for pid in cgroup.processes():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
+            pages += int(file.read().split()[1])
+    return pages * _PAGE
+
+
+class _Limit:
+    """Until when, and whether somebody wants an end."""
+
+    def __init__(self, end: float, stop: threading.Event) -> None:
+        self._end, self._stop = end, stop
+
+    def reached(self) -> bool:
+        return self._stop.is_set() or time.monotonic() >= self._end
+
+    def wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether it ended before the limit."""
+        while not self.reached():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(0.05, max(0.001, self._end - time.monotonic())))
+                return True
+        return False
+
+
+@contextlib.contextmanager
+def _opened(cgroup: Cgroup) -> Iterator[dict[int, int]]:
+    """Pid → pidfd of every process of the group."""
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for pid in cgroup.processes():
+            with contextlib.suppress(ProcessLookupError):
+                opened[pid] = os.pidfd_open(pid)
+                stack.callback(os.close, opened[pid])
+        # a pid may have been given to a stranger before it was pinned by the descriptor
+        members = cgroup.processes()
+        yield {pid: pidfd for pid, pidfd in opened.items() if pid in members}
+
+
+def _page_out(cgroup: Cgroup, limit: _Limit) -> bool:
+    with _opened(cgroup) as processes:
+        for pid, pidfd in processes.items():
+            for batch in _batches(advice.mappings(pid), _STEP):
+                if limit.reached():
+                    return False
+                advice.advise(pidfd, batch, PAGEOUT)
+    return True
+
+
+def _batches(ranges: list[Range], step: int) -> Iterator[list[Range]]:
+    """Of `step` bytes at most each, large ranges in pieces."""
+    batch: list[Range] = []
+    room = step
+    for start, length in ranges:
+        while length:
+            piece = min(length, room)
+            batch.append((start, piece))
+            start, length, room = start + piece, length - piece, room - piece
+            if room == 0 or len(batch) == advice.MOST_RANGES:
+                yield batch
+                batch, room = [], step
+    if batch:
+        yield batch
+
+
+def _force_empty(path: str, limit: _Limit) -> bool:
+    file = f"{path}/memory.force_empty"
+    if limit.reached():
+        return False
+    try:
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", 'echo 0 >"$0"', file],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            close_fds=True,
+        )
+    except OSError as error:
+        raise from_os_error(error, "run", "/bin/sh", f"to write {file}") from None
+    with child:
+        if not limit.wait(child):
+            child.kill()
+            return False
+        said = child.stderr.read(500).decode(errors="replace").strip() if child.stderr else ""
+    if child.returncode != 0:
+        raise KernelError(errno.EIO, "write", file, said)
+    return True
+
+
+def _reclaim_v2(cgroup: Cgroup, path: str, limit: _Limit) -> bool:
+    bound = files.read(path, "memory.swap.max").strip() if os.path.exists(f"{path}/memory.swap.max") else "max"
+    if bound != "max":
+        files.write(path, "memory.swap.max", "max")
+    try:
+        while not limit.reached():
+            charged = cgroup.memory_usage()
+            # refused alone does not mean that there is no more: a disk may be busy with what was asked before
+            if not _step_v2(path) and charged - cgroup.memory_usage() < _LITTLE:
+                return True
+        return False
+    finally:
+        if bound != "max":
+            files.write(path, "memory.swap.max", bound)
+
+
+def _step_v2(path: str) -> bool:
+    """Whether all of a step was reclaimed."""
+    try:
+        files.write(path, "memory.reclaim", str(_STEP))
+    except KernelError as error:
+        if error.errno != errno.EAGAIN:
+            raise
+        return False
+    return True
