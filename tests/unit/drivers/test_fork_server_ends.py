@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsec.drivers.container.fork_server import ForkServer
+from dsec.drivers.container.sandboxes import Sandboxes
 from libdsec.protocol.errors import UnavailableError
 
 pytestmark = pytest.mark.needs("linux")
@@ -27,7 +28,7 @@ def mute_server(directory: Path) -> ForkServer:
         log_path=str(directory / "log"),
         epoch="e",
         timeout_s=0.2,
-        on_exit=lambda *_: None,
+        owner=Sandboxes(asyncio.create_task),
     )
 
 

@@ -83,7 +83,7 @@ def descriptors_open() -> int:
 async def test_descriptors_go_both_ways() -> None:
     async with peers() as p:
         reading, writing = os.pipe()
-        call = asyncio.ensure_future(p.link.call("layer.hold", {"key": "k"}, TIMEOUT_S, writing))
+        call = asyncio.ensure_future(p.link.call("layer.hold", {"key": "k"}, TIMEOUT_S, (writing,)))
         frame, (theirs,) = await p.server.next()
         assert msgspec.msgpack.decode(frame.payload) == {"method": "layer.hold", "args": {"key": "k"}}
         p.server.answer(frame.call, {"a": 1}, (theirs, theirs))

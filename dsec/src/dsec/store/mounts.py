@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from dsec.linux import KernelError
 from dsec.linux.mounts import mount_erofs
@@ -90,6 +90,12 @@ class LayerMounts:
         """Count a use by a sandbox that was made before this process started."""
         self._users[digest] = self._users.get(digest, 0) + 1
         self._idle.pop(digest, None)
+
+    def lost(self, digests: Collection[str]) -> None:
+        """The fork server no longer holds these, whether they are used or not: the next use mounts them anew."""
+        for digest in digests:
+            self._held.discard(digest)
+            self._idle.pop(digest, None)
 
     def in_use(self, digest: str) -> bool:
         return digest in self._users

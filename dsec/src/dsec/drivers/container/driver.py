@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from dsec.drivers.base import OnEnd, Order
+from dsec import faults
+from dsec.drivers.base import OnEnd, OnKnown, Order
 from dsec.linux.cgroups import CgroupPool
 from dsec.store.mounts import Drop, Hold
 from libdsec.protocol import frames
@@ -20,16 +22,20 @@ from libdsec.protocol.calls import Hello
 from libdsec.protocol.errors import (
     CapacityError,
     DeadlineExceededError,
+    DSecError,
     InternalError,
     SandboxFailedError,
+    SandboxNotFoundError,
+    UnavailableError,
     UnsupportedOperationError,
 )
 from libdsec.protocol.spec import SandboxSpec
 
-from .channel import Channel, receive_buffer
-from .fork_server import ForkServer, Made
-from .instance import ContainerInstance
+from .channel import Channel, Successor, ended_error, receive_buffer
+from .fork_server import ForkServer
+from .instance import ContainerInstance, Kept
 from .plan import MASKED, READ_ONLY, CgroupPlace, exposed, make_plan
+from .sandboxes import Sandboxes
 from .taken import Layers, Taken
 from .upper_dirs import UpperDirs
 
@@ -37,6 +43,12 @@ _EXHAUSTED = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
 )
 """What the machine is out of: another node may have it."""
+
+RECLAIMS_AT_ONCE = 4
+"""Each takes a thread and much of a processor."""
+
+KILLS_AT_ONCE = 64
+"""Of what an earlier edge left."""
 
 _log = structlog.get_logger("dsec.container")
 
@@ -53,6 +65,8 @@ class ContainerConfig:
     uppers_dir: str
     shm_bytes: int
     epoch: str
+    start_number: int = 0
+    """How many edges of this node started before: call numbers are never those of a predecessor."""
     fork_server_timeout_s: float = 10.0
 
 
@@ -74,20 +88,22 @@ class ContainerDriver:
         self._config = config
         self._cgroups = cgroups
         self._spawn = spawn
+        self._instances = Sandboxes(spawn)
         self._server = ForkServer(
             aether=config.aether,
             socket_path=config.socket_path,
             log_path=config.log_path,
             epoch=config.epoch,
             timeout_s=config.fork_server_timeout_s,
-            on_exit=self._exited,
+            owner=self._instances,
         )
         self._layers = layers(self._server.hold, self._server.drop)
-        self._instances: dict[str, ContainerInstance] = {}
+        self._instances.on_layers_lost = self._layers.lost
         self._buffer = receive_buffer()
         self._hello = msgspec.msgpack.encode(
             Hello(frames.GENERATION, "edge", epoch=config.epoch, max_payload=frames.MAX_PAYLOAD)
         )
+        self._reclaiming = asyncio.Semaphore(RECLAIMS_AT_ONCE)
         self._uppers: UpperDirs | None = None
         self._allowed: tuple[int, ...] = ()
         self._masked: tuple[str, ...] = ()
@@ -102,33 +118,75 @@ class ContainerDriver:
             )
 
     async def start(self) -> None:
-        """See `Driver.start`. Sandboxes of an earlier edge are ended, not adopted."""
+        """See `Driver.start`."""
         config = self._config
         os.makedirs(config.root_dir, 0o700, exist_ok=True)
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
         self._masked, self._readonly = exposed(MASKED), exposed(READ_ONLY)
         self._uppers = UpperDirs(config.uppers_dir)
-        if await self._server.end_predecessor():
-            _log.info("ended the fork server of an earlier edge")
-        swept = self._cgroups.sweep()
-        left = self._uppers.clear()
-        if swept or left:
-            _log.info("took away what an earlier edge left", cgroups=swept, uppers=left)
-        await self._server.start()
+        self._layers.adopt(await self._server.start())
+
+    async def adopt(
+        self, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool
+    ) -> ContainerInstance:
+        record = msgspec.msgpack.decode(kept, type=Kept)
+        if self._server.found.get(order.id) != (record.pid, record.start_time):
+            raise ended_error(order.id, "it has ended")
+        taken, instance = self._begin(order.id, on_end)
+        try:
+            await self._take_over(order, record, taken, instance, on_known, paused)
+        except BaseException as error:
+            if taken.cgroup is not None:
+                # what is frozen can be killed only so, and the fork server would wait for it
+                await asyncio.to_thread(taken.cgroup.kill)
+            await _through_cancel(self._spawn(self._undo(order.id, instance)))
+            if isinstance(error, SandboxNotFoundError):
+                raise ended_error(order.id, "it has ended") from None
+            if isinstance(error, OSError):
+                raise ended_error(order.id, f"something that it had is gone: {error}") from error
+            raise
+        return instance
+
+    async def _take_over(
+        self, order: Order, record: Kept, taken: Taken, instance: ContainerInstance, on_known: OnKnown, paused: bool
+    ) -> None:
+        cgroup = taken.adopt(order.layers, record.cgroup, record.upper)
+        made = await self._server.adopt(order.id)
+        frozen = paused and cgroup.frozen()
+        channel = self._channel(made.channel, instance, Successor(self._config.epoch, on_known))
+        instance.take(made, channel, self._hello if frozen else b"")
+        faults.point("driver.adopt.taken")
+        if frozen:
+            return  # its acquaintance is made at its resume
+        cgroup.thaw()
+        await instance.meet(self._hello)
+        faults.point("driver.adopt.greeted")
+        await instance.recover()
+        if paused:
+            await instance.pause()
+
+    async def sweep(self) -> None:
+        if self._uppers is None:
+            raise InternalError("cannot sweep: the container driver was not started")
+        cgroups = await asyncio.to_thread(self._cgroups.sweep)
+        strays = [sandbox for sandbox in self._server.found if sandbox not in self._instances]
+        self._server.found = {}
+        for start in range(0, len(strays), KILLS_AT_ONCE):
+            await asyncio.gather(*(self._end_stray(sandbox) for sandbox in strays[start : start + KILLS_AT_ONCE]))
+        homes = {home for instance in self._instances.values() if (home := instance.upper_home)}
+        uppers = await asyncio.to_thread(self._uppers.clear, homes)
+        if strays or cgroups or uppers:
+            _log.info("took away what an earlier edge left", sandboxes=len(strays), cgroups=cgroups, uppers=uppers)
+
+    async def _end_stray(self, sandbox: str) -> None:
+        try:
+            await self._server.kill(sandbox)
+        except DSecError as error:
+            # its processes were killed with their control group; only the fork server did not say so
+            _log.warning("sandbox of an earlier edge not seen to end", sandbox=sandbox, error=str(error))
 
     async def create(self, order: Order, on_end: OnEnd) -> ContainerInstance:
-        if self._uppers is None:
-            raise InternalError("cannot create a sandbox: the container driver was not started")
-        taken = Taken(self._layers, self._cgroups, self._uppers)
-        instance = ContainerInstance(
-            sandbox=order.id,
-            taken=taken,
-            server=self._server,
-            on_end=on_end,
-            spawn=self._spawn,
-            forget=lambda sandbox: self._instances.pop(sandbox, None),
-        )
-        self._instances[order.id] = instance
+        taken, instance = self._begin(order.id, on_end)
         try:
             async with asyncio.timeout(order.timeout_s):
                 await self._make(order, taken, instance)
@@ -151,6 +209,22 @@ class ContainerDriver:
             raise
         return instance
 
+    def _begin(self, sandbox: str, on_end: OnEnd) -> tuple[Taken, ContainerInstance]:
+        if self._uppers is None:
+            raise InternalError("cannot take a sandbox: the container driver was not started")
+        taken = Taken(self._layers, self._cgroups, self._uppers)
+        instance = ContainerInstance(
+            sandbox=sandbox,
+            taken=taken,
+            server=self._server,
+            reclaiming=self._reclaiming,
+            on_end=on_end,
+            spawn=self._spawn,
+            forget=self._instances.forget,
+        )
+        self._instances[sandbox] = instance
+        return taken, instance
+
     async def _make(self, order: Order, taken: Taken, instance: ContainerInstance) -> None:
         await taken.hold(order.layers)
         cgroup = taken.join_cgroup(order.limits)
@@ -166,13 +240,25 @@ class ContainerDriver:
             masked=self._masked,
             readonly=self._readonly,
         )
+        faults.point("driver.create.taken")
         made = await self._server.create(plan, order.timeout_s)
-        await self._attach(instance, made)
+        channel = self._channel(made.channel, instance)
+        instance.take(made, channel)
+        faults.point("driver.create.made")
+        await self._greet(instance, channel)
+        faults.point("driver.create.greeted")
 
-    async def _attach(self, instance: ContainerInstance, made: Made) -> None:
-        instance.pid, instance.pidfd = made.pid, made.pidfd
-        channel = Channel(asyncio.get_running_loop(), made.channel, self._buffer, instance.lost)
-        instance.channel = channel
+    def _channel(self, sock: socket.socket, instance: ContainerInstance, successor: Successor | None = None) -> Channel:
+        return Channel(
+            asyncio.get_running_loop(),
+            sock,
+            self._buffer,
+            instance.lost,
+            first_call=self._config.start_number << 32 | 1,
+            successor=successor,
+        )
+
+    async def _greet(self, instance: ContainerInstance, channel: Channel) -> None:
         channel.hello(self._hello)
         channel.read_now()  # PID 1 said hello before the fork server answered
         try:
@@ -192,16 +278,16 @@ class ContainerDriver:
         except InternalError as error:
             _log.error("a failed create left something behind", sandbox=sandbox, error=str(error))
 
-    def _exited(self, sandbox: str, status: int) -> None:
-        instance = self._instances.get(sandbox)
-        if instance is not None:
-            instance.exited(status)
-
-    async def close(self) -> None:
-        await self._server.close()
+    async def close(self, *, leave: bool = False) -> None:
+        if leave:
+            for instance in list(self._instances.values()):
+                instance.detach(UnavailableError(f"cannot use sandbox {instance.id}: this edge is closing"))
+            await self._server.leave()
+        else:
+            await self._server.close()
         if self._uppers is not None:
             await asyncio.to_thread(self._uppers.trash.close)
-        if not await asyncio.to_thread(self._cgroups.close):
+        if not await asyncio.to_thread(self._cgroups.close) and not leave:
             _log.warning("control groups are left; the next start takes them away")
 
 

@@ -48,6 +48,11 @@ def launch(aether: str, socket_path: str, log_path: str, record_path: str) -> su
 
 def kill_recorded(record_path: str) -> bool:
     """Kill the server that was written down. False when it is gone already."""
+    return end_recorded(record_path, 0)
+
+
+def end_recorded(record_path: str, grace_s: float) -> bool:
+    """As `kill_recorded`, of a server that has that long to end by itself."""
     try:
         with open(record_path, "rb") as file:
             record = msgspec.json.decode(file.read(), type=Record)
@@ -58,6 +63,8 @@ def kill_recorded(record_path: str) -> bool:
         # pinned first, then looked at: the pid may have been given to another process before
         if not is_alive(record.pid, record.start_time):
             return False
+        if grace_s and pidfd_wait(pidfd, grace_s):
+            return True
         pidfd_send_signal(pidfd, signal.SIGKILL)
         pidfd_wait(pidfd, KILL_TIMEOUT_S)
     except KernelError:

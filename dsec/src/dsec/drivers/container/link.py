@@ -50,16 +50,17 @@ class Link:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        on_exit: Callable[[str, int], None],
+        on_exit: Callable[[str, int | None], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """`on_exit` gets (sandbox, wait status) of each PID 1 that was reaped."""
+        """`on_exit` gets (sandbox, wait status) of each PID 1 that has died; no status where the server could not
+        reap it."""
         self._loop, self._sock, self._on_exit, self._on_lost = loop, sock, on_exit, on_lost
         self._buffer = receive_buffer()
         self._view = memoryview(self._buffer)
         self._ancillary = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         self._pending: dict[int, asyncio.Future[Answer]] = {}
-        self._queue: deque[tuple[int, bytes, int | None]] = deque()
+        self._queue: deque[tuple[int, bytes, Sequence[int]]] = deque()
         self._next = 1
         self.hello: asyncio.Future[Hello] = loop.create_future()
         self.open = True
@@ -67,8 +68,8 @@ class Link:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, frames.MAX_PAYLOAD)
         loop.add_reader(sock.fileno(), self._readable)
 
-    async def call(self, method: str, args: Any, timeout_s: float, descriptor: int | None = None) -> Answer:
-        """The descriptor stays the caller's.
+    async def call(self, method: str, args: Any, timeout_s: float, descriptors: Sequence[int] = ()) -> Answer:
+        """The descriptors stay the caller's.
 
         :raises DSecError: what the server answered.
         :raises UnavailableError: the connection was lost, or no answer came in time.
@@ -80,7 +81,7 @@ class Link:
         self._pending[number] = future
         timer = self._loop.call_later(timeout_s, self._expire, number, method, timeout_s)
         try:
-            self._send(number, packet, descriptor)
+            self._send(number, packet, descriptors)
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -93,7 +94,7 @@ class Link:
                 self._withdraw(number)
 
     def send_hello(self, payload: bytes) -> None:
-        self._send(0, frames.encode(Kind.HELLO, 0, payload), None)
+        self._send(0, frames.encode(Kind.HELLO, 0, payload), ())
 
     def close(self, why: str) -> None:
         """Idempotent. Every open call ends as unavailable."""
@@ -120,24 +121,24 @@ class Link:
                 UnavailableError(f"cannot finish {method}: no answer of the fork server in {timeout_s:g} s")
             )
 
-    def _send(self, number: int, packet: bytes, descriptor: int | None) -> None:
+    def _send(self, number: int, packet: bytes, descriptors: Sequence[int]) -> None:
         if not self.open:
             raise UnavailableError("cannot reach the fork server: the connection was lost")
-        if not self._queue and self._try(packet, descriptor):
+        if not self._queue and self._try(packet, descriptors):
             return
         if len(self._queue) >= MAX_QUEUED:
             raise UnavailableError(f"cannot reach the fork server: {MAX_QUEUED} calls wait for it already")
         if not self._queue:
             self._loop.add_writer(self._sock.fileno(), self._writable)
-        self._queue.append((number, packet, descriptor))
+        self._queue.append((number, packet, descriptors))
 
-    def _try(self, packet: bytes, descriptor: int | None) -> bool:
+    def _try(self, packet: bytes, descriptors: Sequence[int]) -> bool:
         """Whether the socket took it."""
         try:
-            if descriptor is None:
+            if not descriptors:
                 self._sock.send(packet)
             else:
-                rights = array.array("i", [descriptor])
+                rights = array.array("i", descriptors)
                 self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except BlockingIOError:
             return False
@@ -149,8 +150,8 @@ class Link:
     def _writable(self) -> None:
         try:
             while self._queue:
-                _, packet, descriptor = self._queue[0]
-                if not self._try(packet, descriptor):
+                _, packet, descriptors = self._queue[0]
+                if not self._try(packet, descriptors):
                     return
                 self._queue.popleft()
         except UnavailableError:
@@ -199,7 +200,7 @@ class Link:
         elif kind is Kind.EVENT:
             event = _decode(frame.payload)
             if event.get("event") == "exited":
-                self._on_exit(event["id"], event["status"])
+                self._on_exit(event["id"], event.get("status"))
         elif kind is Kind.HELLO and not self.hello.done():
             self.hello.set_result(_decode_hello(frame.payload))
         close_all(descriptors)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import structlog
 
 from dsec.drivers.base import Slot
 from dsec.linux.cgroups import Cgroup, CgroupLimits, CgroupPool
-from dsec.linux.uppers import Upper, make_upper
+from dsec.linux.uppers import Upper, make_upper, open_upper
 from libdsec.protocol.spec import Limits
 
 from .upper_dirs import UpperDirs
@@ -24,6 +25,12 @@ class Layers(Protocol):
     async def acquire(self, digest: str) -> None: ...
 
     async def release(self, digest: str) -> None: ...
+
+    def adopt(self, held: Iterable[str]) -> None: ...
+
+    def use(self, digest: str) -> None: ...
+
+    def lost(self, digests: Collection[str]) -> None: ...
 
 
 class Taken:
@@ -61,6 +68,18 @@ class Taken:
             self.upper = await making
             raise
         return self.upper
+
+    def adopt(self, layers: Sequence[str], cgroup: str, upper: str) -> Cgroup:
+        """What a sandbox has that an earlier process took all this for; `upper` is its home.
+
+        :raises OSError: a control group or directory is gone.
+        """
+        for digest in layers:
+            self._layers.use(digest)
+            self._held.append(digest)
+        self.cgroup = self._cgroups.adopt(cgroup)
+        self.upper = open_upper(os.path.dirname(upper), os.path.basename(upper))
+        return self.cgroup
 
     async def give_back(self) -> None:
         """Legal once every process is dead; a second time nothing is left to give.

@@ -9,6 +9,7 @@ the sandbox that does it, and keeps its dead control group for as long as the ta
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from dsec.linux.removal import Trash
 from dsec.linux.spread import spread_children
@@ -32,12 +33,13 @@ class UpperDirs:
         """The parent directory for the upper of a slot."""
         return f"{self._top}/{self._names[slot % COUNT]}"
 
-    def clear(self) -> int:
-        """Throw away what an earlier process left; the files go in the background. Returns how many uppers it were."""
+    def clear(self, keep: Collection[str] = ()) -> int:
+        """Throw away what an earlier process left; the files go in the background. `keep` are the homes of those that
+        are in use. Returns how many uppers it were."""
         found = 0
         for parent in [self._top, *(os.path.join(self._top, name) for name in self._names)]:
             for name in leftovers(parent):
-                if parent != self._top or name not in self._names:
+                if (parent != self._top or name not in self._names) and os.path.join(parent, name) not in keep:
                     remove_leftover(parent, name, self.trash)
                     found += 1
         for name in os.listdir(self.trash.directory):
