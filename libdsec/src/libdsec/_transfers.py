@@ -4,97 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
 
 import msgspec
 
 from ._archive import ZEROS, Transfer, pack, unpack
+from ._moving import Download, Progress, ReplayedDownload, ReplayedUpload, Upload
 from ._pipe import ThreadPipe
-from ._transport.channel import Channel
-from ._transport.codec import codec
-from ._transport.streaming import Streaming
-from .protocol.errors import ClientClosedError, FileOperationError, QuotaExceededError, WireError
-from .protocol.files import FileAnswer, FileExtractRequest, FileReadRequest, FileRequest, FileWriteRequest
+from ._steps.track import Track
+from .protocol.errors import FileOperationError, QuotaExceededError, WireError
+from .protocol.files import FileExtractRequest, FileReadRequest, FileRequest, FileWriteRequest
 from .protocol.frames import STDOUT
 from .protocol.ids import new_token
 
-Progress = Callable[[int], None]
-"""Called with the number of bytes moved so far."""
-
-PROGRESS_TIMEOUT_S = 90.0
-"""How long a file operation may show no progress; the node gives up after 60 s and says why."""
-
 _PIECE = 256 * 1024
-
-T = TypeVar("T")
-
-
-def decoded(decode: Callable[[bytes], T], chunk: bytes) -> T:
-    """:raises WireError: not what it should be."""
-    try:
-        return decode(chunk)
-    except msgspec.DecodeError as error:
-        raise WireError(f"cannot read what a file operation sent: {error}") from None
-
-
-class _Moving:
-    """A call with data under way; leaving its `async with` before its end cancels it."""
-
-    def __init__(self, exchange: Streaming) -> None:
-        self._exchange = exchange
-
-    async def answer(self) -> FileAnswer:
-        """How it ended. :raises DSecError: badly."""
-        answer: FileAnswer = codec(self._exchange.method).decode(await self._exchange.answer(PROGRESS_TIMEOUT_S))
-        return answer
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exchange.abandon(ClientClosedError("cannot go on: this transfer was left"))
-
-
-class Download(_Moving):
-    """What a sandbox sends, in pieces, up to its end."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        incoming = self._exchange.incoming[STDOUT]
-        while (chunk := await incoming.get(PROGRESS_TIMEOUT_S)) is not None:
-            yield chunk
-
-
-class Upload(_Moving):
-    """What a sandbox gets."""
-
-    def __init__(self, exchange: Streaming, progress: Progress | None) -> None:
-        super().__init__(exchange)
-        self._progress = progress
-        self._sent = 0
-
-    async def send(self, data: bytes) -> bool:
-        """False when the sandbox takes no more; its answer says why."""
-        taken = await self._exchange.write(data, timeout=PROGRESS_TIMEOUT_S)
-        self._sent += len(data)
-        if taken and self._progress is not None:
-            self._progress(self._sent)
-        return taken
-
-    async def end(self) -> FileAnswer:
-        await self._exchange.write(b"", end=True, timeout=PROGRESS_TIMEOUT_S)
-        return await self.answer()
 
 
 class Transfers:
     """The whole-file and whole-tree operations of `Files`."""
 
-    def __init__(self, channel: Channel, sandbox: str, user: str | None) -> None:
-        self._channel = channel
+    def __init__(self, track: Track, sandbox: str, user: str | None) -> None:
+        self._track = track
         self._sandbox = sandbox
         self._user = user
 
@@ -175,18 +106,24 @@ class Transfers:
                 saving.close()
         return Transfer(saving.size, max(1, answer.entries))
 
-    async def _send_all(self, upload: Upload, read: Callable[[], bytes]) -> Transfer:
+    async def _send_all(self, upload: Upload | ReplayedUpload, read: Callable[[], bytes]) -> Transfer:
         while piece := await asyncio.to_thread(read):
             if not await upload.send(piece):
                 break
         answer = await upload.end()
         return Transfer(answer.size, max(1, answer.entries))
 
-    async def _upload(self, method: str, request: msgspec.Struct, progress: Progress | None) -> Upload:
-        return Upload(await self._channel.stream(method, request, ()), progress)
+    async def _upload(self, method: str, request: msgspec.Struct, progress: Progress | None) -> Upload | ReplayedUpload:
+        begun = await self._track.begin(method, request)
+        if begun.step is not None:
+            return ReplayedUpload(self._track.recording, begun.how, begun.step)
+        return Upload(await self._track.start(begun, ()), progress)
 
-    async def _download(self, method: str, request: msgspec.Struct) -> Download:
-        return Download(await self._channel.stream(method, request, (STDOUT,)))
+    async def _download(self, method: str, request: msgspec.Struct) -> Download | ReplayedDownload:
+        begun = await self._track.begin(method, request)
+        if begun.step is not None:
+            return ReplayedDownload(self._track.recording, begun.how, begun.step)
+        return Download(await self._track.start(begun, (STDOUT,)))
 
 
 class _Saving:

@@ -10,6 +10,7 @@ import msgspec
 from .protocol.environment import parse_ref
 from .protocol.errors import InvalidArgumentError
 from .protocol.spec import MIB, Limits, Requests, SandboxSpec
+from .protocol.steps import check_scope_name
 
 
 class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,8 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str | None = None
     labels: Mapping[str, str] = {}
     nested_user_namespaces: bool = False
+    job: str | None = None
+    """The job it belongs to, for what is done to all of a job at once; None of a rollout's is the rollout's."""
 
     def to_spec(self) -> SandboxSpec:
         """The wire form.
@@ -74,6 +77,7 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
                 network_rules=dict(self.network_rules),
                 nested_user_namespaces=self.nested_user_namespaces,
                 labels=dict(self.labels),
+                job=None if self.job is None else check_scope_name(self.job, "job"),
             )
         )
         for reference in (spec.image, *((spec.workspace,) if spec.workspace is not None else ()), *spec.toolkits):

@@ -11,8 +11,10 @@ from typing import Self
 import msgspec
 
 from ._archive import Transfer
-from ._transfers import PROGRESS_TIMEOUT_S, Download, Progress, Transfers, decoded
-from ._transport.channel import Channel
+from ._arrays import arrays
+from ._moving import PROGRESS_TIMEOUT_S, Progress, decoded
+from ._steps.track import Track
+from ._transfers import Transfers
 from ._transport.streaming import Streaming
 from .protocol.errors import ClientClosedError, InvalidArgumentError, PathNotFoundError, WireError
 from .protocol.files import (
@@ -34,6 +36,10 @@ READ_LIMIT = 64 * 1024 * 1024
 DOWNLOAD_LIMIT = 64 * 1024 * 1024 * 1024
 """Bytes of contents that `download` writes to the local disk unless told otherwise."""
 
+_LIST_BASE = 64 * 1024
+_ENTRY_BYTES = 2 * 4096 + 512
+"""Of one entry at most: its path, what it points to, and the rest."""
+
 _decode_entries = msgspec.msgpack.Decoder(tuple[FileInfo, ...]).decode
 _decode_events = msgspec.msgpack.Decoder(tuple[FileEvent, ...]).decode
 
@@ -52,15 +58,15 @@ class Files:
     :raises FileOperationError: from all of them: the sandbox's file system refused; `details` has path and errno.
     """
 
-    def __init__(self, channel: Channel, sandbox: str, user: str | None = None) -> None:
-        self._channel = channel
+    def __init__(self, track: Track, sandbox: str, user: str | None = None) -> None:
+        self._track = track
         self._sandbox = sandbox
         self._user = user
-        self._transfers = Transfers(channel, sandbox, user)
+        self._transfers = Transfers(track, sandbox, user)
 
     def as_user(self, user: str | int) -> Files:
         """The same files with another user's rights."""
-        return Files(self._channel, self._sandbox, str(user))
+        return Files(self._track, self._sandbox, str(user))
 
     async def read(self, path: str, *, offset: int = 0, length: int | None = None, limit: int = READ_LIMIT) -> bytes:
         """The contents of a file, or `length` bytes of them from `offset`.
@@ -70,7 +76,7 @@ class Files:
         wanted = limit + 1 if length is None else length
         if wanted > limit + 1:
             raise InvalidArgumentError(f"cannot read {length} bytes into memory: the limit is {limit}", field="length")
-        answer = await self._channel.collect(
+        answer = await self._track.collect(
             "file.read",
             FileReadRequest(self._sandbox, path, self._user, offset, wanted),
             timeout=PROGRESS_TIMEOUT_S,
@@ -96,17 +102,20 @@ class Files:
         mode: int = 0o644,
         parents: bool = False,
         exclusive: bool = False,
+        key: str | None = None,
     ) -> int:
         """Replace the contents of a file, or make it; nobody sees half of it. The number of bytes written.
 
         :param parents: make missing directories above it.
         :param exclusive: fail when it exists.
         """
-        return await self._write(path, data, mode, parents, exclusive, append=False)
+        return await self._write(path, data, mode, parents, exclusive, False, key)
 
-    async def append(self, path: str, data: bytes | str, *, mode: int = 0o644, parents: bool = False) -> int:
+    async def append(
+        self, path: str, data: bytes | str, *, mode: int = 0o644, parents: bool = False, key: str | None = None
+    ) -> int:
         """Add to the end of a file, or make it. The number of bytes added."""
-        return await self._write(path, data, mode, parents, exclusive=False, append=True)
+        return await self._write(path, data, mode, parents, False, True, key)
 
     async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
         """What is at a path. A symlink itself, or with `follow` what it points to."""
@@ -127,29 +136,34 @@ class Files:
     async def list(self, path: str, *, recursive: bool = False, limit: int = 100_000) -> Listing:
         """The entries of a directory, at most `limit`; with `recursive` all below it, paths relative to it."""
         request = FileListRequest(self._sandbox, path, self._user, recursive, limit)
-        exchange = await self._channel.stream("file.list", request, (STDOUT,))
+        answer = await self._track.collect(
+            "file.list",
+            request,
+            timeout=PROGRESS_TIMEOUT_S,
+            extend=True,
+            bound=_LIST_BASE + limit * _ENTRY_BYTES,
+            repeatable=True,
+        )
         entries: list[FileInfo] = []
-        async with Download(exchange) as download:
-            async for chunk in download:
-                entries += decoded(_decode_entries, chunk)
-                if len(entries) > limit:
-                    raise WireError(f"cannot accept more than the {limit} entries asked for")
-            answer = await download.answer()
+        for piece in arrays(answer.frames):
+            entries += decoded(_decode_entries, piece)
+            if len(entries) > limit:
+                raise WireError(f"cannot accept more than the {limit} entries asked for")
         listing = Listing(sorted(entries, key=lambda entry: entry.path))
-        listing.truncated = answer.truncated
+        listing.truncated = answer.value.truncated
         return listing
 
-    async def mkdir(self, path: str, *, parents: bool = False) -> None:
+    async def mkdir(self, path: str, *, parents: bool = False, key: str | None = None) -> None:
         """Make a directory; with `parents` also those above it, and it may exist."""
-        await self._call("file.mkdir", FileRequest(self._sandbox, path, self._user, recursive=parents))
+        await self._call("file.mkdir", FileRequest(self._sandbox, path, self._user, recursive=parents), key=key)
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
+    async def remove(self, path: str, *, recursive: bool = False, key: str | None = None) -> None:
         """Remove a file, a symlink itself, or an empty directory; with `recursive` a directory and all below it."""
-        await self._call("file.remove", FileRequest(self._sandbox, path, self._user, recursive=recursive))
+        await self._call("file.remove", FileRequest(self._sandbox, path, self._user, recursive=recursive), key=key)
 
-    async def move(self, path: str, to: str) -> None:
+    async def move(self, path: str, to: str, *, key: str | None = None) -> None:
         """Rename, replacing a file at `to`."""
-        await self._call("file.move", FileMoveRequest(self._sandbox, path, to, self._user))
+        await self._call("file.move", FileMoveRequest(self._sandbox, path, to, self._user), key=key)
 
     async def upload(
         self, local: str | os.PathLike[str], path: str, *, parents: bool = True, progress: Progress | None = None
@@ -205,22 +219,24 @@ class Files:
 
     def watch(self, path: str, *, recursive: bool = False) -> Watch:
         """Changes of a file or directory as they happen: `async with files.watch(path) as events`."""
-        return Watch(self._channel, FileWatchRequest(self._sandbox, path, self._user, recursive))
+        return Watch(self._track, FileWatchRequest(self._sandbox, path, self._user, recursive))
 
     async def _write(
-        self, path: str, data: bytes | str, mode: int, parents: bool, exclusive: bool, append: bool
+        self, path: str, data: bytes | str, mode: int, parents: bool, exclusive: bool, append: bool, key: str | None
     ) -> int:
         request = FileWriteRequest(self._sandbox, path, self._user, append, mode, parents, exclusive)
         content = data.encode() if isinstance(data, str) else data
-        answer = await self._channel.collect(
-            "file.write", request, timeout=PROGRESS_TIMEOUT_S, extend=True, stdin=content
+        answer = await self._track.collect(
+            "file.write", request, timeout=PROGRESS_TIMEOUT_S, extend=True, stdin=content, key=key
         )
         size: int = answer.value.size
         return size
 
-    async def _call(self, method: str, request: msgspec.Struct, repeatable: bool = False) -> FileAnswer:
-        answer: FileAnswer = await self._channel.call(
-            method, request, timeout=PROGRESS_TIMEOUT_S, repeatable=repeatable
+    async def _call(
+        self, method: str, request: msgspec.Struct, repeatable: bool = False, key: str | None = None
+    ) -> FileAnswer:
+        answer: FileAnswer = await self._track.call(
+            method, request, timeout=PROGRESS_TIMEOUT_S, repeatable=repeatable, key=key
         )
         return answer
 
@@ -228,14 +244,14 @@ class Files:
 class Watch:
     """Changes of a path, from when its `async with` was entered."""
 
-    def __init__(self, channel: Channel, request: FileWatchRequest) -> None:
-        self._channel = channel
+    def __init__(self, track: Track, request: FileWatchRequest) -> None:
+        self._track = track
         self._request = request
         self._exchange: Streaming | None = None
         self._first: bytes | None = None
 
     async def __aenter__(self) -> Self:
-        exchange = await self._channel.stream("file.watch", self._request, (STDOUT,))
+        exchange = await self._track.stream("file.watch", self._request, (STDOUT,))
         try:
             # the first piece says that the watch is in place: nothing that happens from here on is missed
             self._first = await exchange.incoming[STDOUT].get(PROGRESS_TIMEOUT_S)

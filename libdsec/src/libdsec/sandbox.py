@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 from ._results import collected_result
+from ._steps.reading import follow, read_steps
+from ._steps.track import Track
 from ._timeouts import answer_timeout, checked_timeout
-from ._transport.channel import Channel
 from .files import Files
 from .process import Process
 from .protocol.calls import LogEntry, LogRequest, SandboxRequest
@@ -16,22 +18,37 @@ from .protocol.errors import DSecError, InvalidArgumentError
 from .protocol.exec import ExecRequest, ExecResult, OutputLimit
 from .protocol.frames import STDERR, STDOUT
 from .protocol.spec import SandboxInfo
+from .protocol.steps import LogReadRequest, Step
 from .session import Session
 
 NO_ENV: Mapping[str, str] = {}
 _LIMIT = OutputLimit()
+_PAUSE_S = 300.0
+"""For a pause or resume: a large memory is written to, or read from, a disk."""
 
 
 class Sandbox:
-    """A handle: it holds the sandbox's id and nothing of its state. As `async with` it stops the sandbox at the end."""
+    """A handle: it holds the sandbox's id and nothing of its state. As `async with` it stops the sandbox at the end.
 
-    def __init__(self, channel: Channel, sandbox_id: str) -> None:
-        self._channel = channel
+    What it does are steps of the sandbox's command log, numbered in the order in which the calls begin. A `key` gives a
+    call a place of its own there: said again, by whomever, it returns its recorded outcome and runs nothing.
+    """
+
+    def __init__(self, track: Track, sandbox_id: str) -> None:
+        self._track = track
+        self._scope = track.scope.name
         self.id = sandbox_id
-        self.files = Files(channel, sandbox_id)
+        self.files = Files(track, sandbox_id)
 
     def __repr__(self) -> str:
         return f"Sandbox({self.id!r})"
+
+    def track(self, name: str) -> Sandbox:
+        """The same sandbox on a track of its own, for what runs at the same time as other calls on it.
+
+        A handle made from an id has no numbers, and is the same on every track.
+        """
+        return Sandbox(self._track.named(name), self.id)
 
     async def run_shell(
         self,
@@ -44,10 +61,11 @@ class Sandbox:
         stdin: bytes | None = None,
         limit: OutputLimit = _LIMIT,
         shell: str = "/bin/sh",
+        key: str | None = None,
     ) -> ExecResult:
         """Run a command line with the image's shell and wait for its end. As `run`."""
         return await self.run(
-            (shell, "-c", command), timeout=timeout, cwd=cwd, env=env, user=user, stdin=stdin, limit=limit
+            (shell, "-c", command), timeout=timeout, cwd=cwd, env=env, user=user, stdin=stdin, limit=limit, key=key
         )
 
     async def run(
@@ -60,6 +78,7 @@ class Sandbox:
         user: str | int | None = None,
         stdin: bytes | None = None,
         limit: OutputLimit = _LIMIT,
+        key: str | None = None,
     ) -> ExecResult:
         """Run a program and wait for its end.
 
@@ -69,7 +88,7 @@ class Sandbox:
         :raises CommandNotStartedError: it never ran: no such program, user or directory.
         :raises SandboxNotFoundError: the sandbox was never there or is forgotten.
         :raises SandboxStateError: the sandbox does not run.
-        :raises OutcomeUnknownError: the connection was lost; it may have run.
+        :raises OutcomeUnknownError: the connection was lost for good, or the node died in it; it may have run.
         """
         request = ExecRequest(
             self.id,
@@ -82,14 +101,15 @@ class Sandbox:
             False,
             limit,
         )
-        answer = await self._channel.collect(
+        answer = await self._track.collect(
             "exec",
             request,
             timeout=answer_timeout(timeout),
             stdin=stdin,
             bound=limit.head + limit.tail,
+            key=key,
         )
-        return collected_result(answer.value, answer.stdout, answer.stderr)
+        return collected_result(answer)
 
     async def exec_stream(
         self,
@@ -106,7 +126,7 @@ class Sandbox:
     ) -> Process:
         """Start a program and speak with it while it runs. `pty` gives it a terminal, all of whose output is stdout.
 
-        Whether it could be started is told by its streams and by `wait`.
+        Whether it could be started is told by its streams and by `wait`. It cannot be replayed from a command log.
         """
         request = ExecRequest(
             self.id,
@@ -122,7 +142,7 @@ class Sandbox:
             rows,
             cols,
         )
-        return Process(await self._channel.stream("exec", request, (STDOUT, STDERR)))
+        return Process(await self._track.stream("exec", request, (STDOUT, STDERR)))
 
     def session(
         self,
@@ -133,23 +153,82 @@ class Sandbox:
         user: str | int | None = None,
     ) -> Session:
         """A persistent shell, opened by `async with` or `open()`."""
-        return Session(self._channel, self.id, shell, env, cwd, user)
+        return Session(self._track, self.id, shell, env, cwd, user)
 
     async def info(self) -> SandboxInfo:
         """The sandbox as its node knows it now."""
-        info: SandboxInfo = await self._channel.call("sandbox.inspect", SandboxRequest(self.id), repeatable=True)
+        info: SandboxInfo = await self._track.call("sandbox.inspect", SandboxRequest(self.id), repeatable=True)
         return info
 
     async def logs(self, *, limit: int = 1000) -> tuple[LogEntry, ...]:
         """What happened to it, oldest first: the last `limit` entries."""
-        answer = await self._channel.call("sandbox.logs", LogRequest(self.id, limit), repeatable=True)
+        answer = await self._track.channel.call("sandbox.logs", LogRequest(self.id, limit), repeatable=True)
         entries: tuple[LogEntry, ...] = answer.entries
         return entries
 
+    async def steps(
+        self,
+        *,
+        limit: int = 0,
+        last: bool = False,
+        track: str | None = None,
+        requests: bool = True,
+        outputs: bool = False,
+    ) -> tuple[Step, ...]:
+        """Its steps in its command log, in their order: all, or the first `limit`, or with `last` the last ones.
+
+        A step has its output in it where that is small; with `outputs` all have. `requests` adds the arguments.
+        """
+        request = await self._log_request(track, limit=limit, last=last, requests=requests)
+        return await read_steps(self._track.channel, request, outputs)
+
+    async def follow_steps(
+        self, *, after: int = 0, track: str | None = None, requests: bool = True
+    ) -> AsyncIterator[Step]:
+        """Its steps whose `seq` is above `after`, those that have ended and then each as it ends.
+
+        :raises OutcomeUnknownError: the connection was lost.
+        """
+        request = await self._log_request(track, after=after, requests=requests)
+        async with aclosing(follow(self._track.channel, request)) as following:
+            async for step in following:
+                yield step
+
+    async def pause(self) -> SandboxInfo:
+        """Freeze it and give back its memory. Whatever is asked of it next resumes it first. Again is fine."""
+        info: SandboxInfo = await self._track.call(
+            "sandbox.pause", SandboxRequest(self.id), timeout=_PAUSE_S, repeatable=True
+        )
+        return info
+
+    async def resume(self) -> SandboxInfo:
+        """Let it go on after a pause. Again is fine."""
+        info: SandboxInfo = await self._track.call(
+            "sandbox.resume", SandboxRequest(self.id), timeout=_PAUSE_S, repeatable=True
+        )
+        return info
+
     async def stop(self) -> SandboxInfo:
         """Stop it for good and give back all it used. Again is fine."""
-        info: SandboxInfo = await self._channel.call("sandbox.stop", SandboxRequest(self.id), repeatable=True)
+        info: SandboxInfo = await self._track.call("sandbox.stop", SandboxRequest(self.id), repeatable=True)
         return info
+
+    async def _log_request(
+        self,
+        track: str | None,
+        *,
+        after: int = 0,
+        limit: int = 0,
+        last: bool = False,
+        requests: bool = True,
+    ) -> LogReadRequest:
+        if self._scope is None:
+            info: SandboxInfo = await self._track.channel.call(
+                "sandbox.inspect", SandboxRequest(self.id), repeatable=True
+            )
+            self._scope = info.rollout or info.spec.rollout or self.id
+        sandbox = None if self._scope == self.id else self.id
+        return LogReadRequest(self._scope, after, track, sandbox, limit, last, requests)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from ._results import collected_result
+from ._steps.track import Track
 from ._timeouts import answer_timeout, checked_timeout
-from ._transport.channel import Channel
 from .protocol.errors import DSecError, SessionClosedError, SessionNotFoundError
 from .protocol.exec import (
     ExecAnswer,
@@ -29,14 +29,14 @@ class Session:
 
     def __init__(
         self,
-        channel: Channel,
+        track: Track,
         sandbox: str,
         shell: Sequence[str],
         env: Mapping[str, str],
         cwd: str | None,
         user: str | int | None,
     ) -> None:
-        self._channel = channel
+        self._track = track
         self._sandbox = sandbox
         self._request = SessionOpenRequest(sandbox, tuple(shell), dict(env), cwd, None if user is None else str(user))
         self._info: SessionInfo | None = None
@@ -50,10 +50,18 @@ class Session:
         if self._ended:
             raise SessionClosedError("cannot open this session again: it was closed; make a new one")
         if self._info is None:
-            self._info = await self._channel.call("session.open", self._request)
+            # what it runs is numbered on a track of its own: a session is used beside other calls
+            self._info, self._track = await self._track.make("session.open", self._request)
         return self
 
-    async def run(self, command: str, *, timeout: float | None = None, limit: OutputLimit | None = None) -> ExecResult:
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        limit: OutputLimit | None = None,
+        key: str | None = None,
+    ) -> ExecResult:
         """Run one command line and wait for its end.
 
         A command that outlives `timeout` is killed and its result says so; when the shell itself had to be killed,
@@ -64,15 +72,16 @@ class Session:
             raise SessionClosedError("cannot run a command: this session is not open")
         limit = limit or OutputLimit()
         request = SessionRunRequest(self._sandbox, self._info.session, command, checked_timeout(timeout), limit)
-        answer = await self._channel.collect(
+        answer = await self._track.collect(
             "session.run",
             request,
             timeout=answer_timeout(timeout),
             bound=limit.head + limit.tail,
+            key=key,
         )
         value: ExecAnswer = answer.value
         self._ended = value.session_ended
-        return collected_result(value, answer.stdout, answer.stderr)
+        return collected_result(answer)
 
     async def close(self) -> None:
         """End the shell and what it started. Again is fine, and so is a session whose sandbox is gone."""
@@ -81,7 +90,7 @@ class Session:
             return
         self._ended = True
         try:
-            await self._channel.call(
+            await self._track.call(
                 "session.close", SessionCloseRequest(self._sandbox, self._info.session), repeatable=True
             )
         except SessionNotFoundError:

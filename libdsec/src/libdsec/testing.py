@@ -40,6 +40,7 @@ from .protocol.frames import (
     encode,
     encode_credit,
 )
+from .protocol.steps import StepTag
 
 Handler = Callable[["FakeCall"], Awaitable[msgspec.Struct]]
 
@@ -47,7 +48,7 @@ Handler = Callable[["FakeCall"], Awaitable[msgspec.Struct]]
 class FakeCall:
     """One call as its handler sees it."""
 
-    def __init__(self, peer: _Peer, number: int, method: str, args: Any) -> None:
+    def __init__(self, peer: _Peer, number: int, method: str, args: Any, step: StepTag | None) -> None:
         self._peer = peer
         self._number = number
         self._granted: dict[int, int] = {}
@@ -55,6 +56,8 @@ class FakeCall:
         self.method = method
         self.args = args
         """The decoded request."""
+        self.step = step
+        """Its place in the command log, as the client said it."""
         self.canceled = asyncio.Event()
         self.stdin: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Pieces that came on stream 1, then None. `receive` grants what it takes; the queue does not."""
@@ -75,6 +78,15 @@ class FakeCall:
             rest = rest[size:]
         if end and not data:
             self.send_unasked(stream, b"", True)
+
+    async def send_value(self, stream: int, value: Any) -> None:
+        """One DATA frame that is a value of its own, encoded here, waiting for the client's credit."""
+        data = msgspec.msgpack.encode(value)
+        while self._granted.setdefault(stream, WINDOW) < len(data):
+            self._changed.clear()
+            await self._changed.wait()
+        self._granted[stream] -= len(data)
+        self.send_unasked(stream, data)
 
     def send_unasked(self, stream: int, data: bytes, end: bool = False) -> None:
         """Data whether or not the client granted it."""
@@ -106,6 +118,8 @@ class FakeServer:
         self._listener: asyncio.Server | None = None
         self.calls: list[tuple[str, Any]] = []
         """Every call that came, in order, with its request."""
+        self.steps: list[StepTag | None] = []
+        """The place in the command log of each of `calls`."""
         self.canceled: list[int] = []
         self.connections = 0
         self.reachable = True
@@ -265,8 +279,9 @@ class _Peer(asyncio.Protocol):
         call = decode_call(frame.payload)
         args = msgspec.msgpack.decode(call.args, type=METHODS[call.method][0])
         self._server.calls.append((call.method, args))
+        self._server.steps.append(call.step)
         self._windows[frame.call] = WINDOW
-        self._calls[frame.call] = made = FakeCall(self, frame.call, call.method, args)
+        self._calls[frame.call] = made = FakeCall(self, frame.call, call.method, args, call.step)
         task = self._server.start(self, made, frame.call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

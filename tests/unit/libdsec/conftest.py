@@ -15,6 +15,27 @@ from libdsec.testing import FakeServer, serving
 Use = Callable[[FakeServer, DSecClient], Awaitable[None]]
 
 
+class Clock:
+    """Time that passes only where somebody sleeps, and at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def with_fake(request: pytest.FixtureRequest) -> Callable[[Use], None]:
     """Runs a coroutine with a fake server in memory and a client of it, on each event loop that people use."""

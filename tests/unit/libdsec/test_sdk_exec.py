@@ -22,7 +22,7 @@ from libdsec.testing import FakeCall, FakeServer
 
 
 def sandbox_of(client: DSecClient) -> Sandbox:
-    return Sandbox(client._channel, "s" * 24)
+    return client.sandbox("s" * 24)
 
 
 def test_run_shell_gives_output_and_code(with_fake):

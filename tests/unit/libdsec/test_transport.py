@@ -28,6 +28,7 @@ from libdsec.protocol.calls import METHODS, Empty, Hello, SandboxListRequest, Se
 from libdsec.protocol.exec import ExecRequest
 from libdsec.protocol.frames import MAX_PAYLOAD, Decoder, Frame, Kind, encode
 from libdsec.protocol.nodes import NodeStatus
+from libdsec.protocol.steps import StepTag
 from libdsec.testing import FakeCall, FakeServer
 
 FRAMES = st.lists(
@@ -68,6 +69,8 @@ def test_garbage_is_frames_or_a_wire_error(garbage):
 def test_a_prebuilt_call_is_the_vocabularys(method):
     request = Empty() if METHODS[method][0] is Empty else SandboxListRequest({"a": "b"}, include_final=True)
     assert codec(method).encode(request) == encode_call(method, request)
+    for step in (StepTag("main", 7), StepTag("cli"), StepTag("key:x", 1, 3, again=True)):
+        assert codec(method).encode(request, step) == encode_call(method, request, step)
 
 
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
@@ -224,7 +227,7 @@ def test_a_client_that_is_not_open_says_so():
     asyncio.run(main())
 
 
-def test_many_calls_share_one_vain_attempt_to_connect(with_fake):
+def test_many_calls_share_vain_attempts_to_connect(with_fake, clock):
     async def use(server: FakeServer, client: DSecClient) -> None:
         attempts = 0
 
@@ -236,12 +239,15 @@ def test_many_calls_share_one_vain_attempt_to_connect(with_fake):
 
         server.drop()
         server.connect = vain  # type: ignore[method-assign]
+        client._channel.clock = clock
         answers = await asyncio.gather(*(client.server_info() for _ in range(50)), return_exceptions=True)
         assert {type(answer) for answer in answers} <= {UnavailableError, OutcomeUnknownError}
-        assert attempts <= 3
+        assert 50 < clock.now < 61  # all of them waited, and no longer than one
+        assert 50 < attempts < 150
+        seen = attempts
         with pytest.raises(UnavailableError):
-            await client.server_info()  # a later one tries again
-        assert attempts <= 4
+            await client.server_info()  # a later one tries again, with time of its own
+        assert attempts > seen + 50
 
     with_fake(use)
 

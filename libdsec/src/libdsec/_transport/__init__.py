@@ -7,6 +7,8 @@
 Everything runs on the caller's event loop without tasks of its own: frames are read in `data_received`, which hands
 each to the exchange of its call; an exchange wakes whoever waits for it. What must always hold:
 
+- A lost connection, and a server that says it is closing, are waited out by the calls themselves (`outage`), within
+  their patience; what is said again is said as it was.
 - A call that was not written when the connection was lost is `UnavailableError` (it surely did not run), one that was
   is `OutcomeUnknownError`. So nothing is written while the socket is full: frames wait in our own outbox, and what is
   still there at a loss was never sent.

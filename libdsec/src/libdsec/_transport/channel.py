@@ -1,40 +1,51 @@
-"""Calls for the rest of the SDK: on the connection there is, or on a new one when it was lost."""
+"""Calls for the rest of the SDK: on the connection there is, or on a new one when it was lost.
+
+A lost connection costs a call nothing but time: as long as its patience lasts it is said again, as it was, where that
+runs nothing twice. That is so when it surely did not run, when it is `repeatable`, and when it is a numbered step:
+the server's command log then gives its recorded outcome, or joins it while it runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ..protocol.errors import ClientClosedError, DSecError, OutcomeUnknownError, UnavailableError
-from ..protocol.frames import STDERR, STDOUT
-from .codec import codec
+from ..protocol.errors import (
+    ClientClosedError,
+    DSecError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    UnavailableError,
+)
+from ..protocol.steps import StepTag
+from .clock import Clock, LoopClock
+from .codec import Codec, codec
 from .connection import Connection
 from .endpoint import Endpoint
-from .exchange import Collecting, EventHandler
+from .exchange import Answer, Collecting, EventHandler
+from .outage import STABLE_S, Outage
 from .streaming import Streaming
 
 DEFAULT_TIMEOUT_S = 60.0
-_ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The RESULT of a call and what its output streams held."""
-
-    value: Any
-    stdout: bytes
-    stderr: bytes
+RECONNECT_TIMEOUT_S = 60.0
 
 
 class Channel:
     """Shared by a client and all that came out of it. Reconnects by the next call, never by itself."""
 
-    def __init__(self, endpoint: Endpoint, connect_timeout: float) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connect_timeout: float,
+        reconnect_timeout: float = RECONNECT_TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._connect_timeout = connect_timeout
+        self._reconnect_timeout = reconnect_timeout
+        self.clock = clock or LoopClock()
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._failure: DSecError | None = None
@@ -42,13 +53,13 @@ class Channel:
         self._open = False
 
     async def open(self) -> None:
-        """Connect. Again is fine.
+        """Connect, by one attempt. Again is fine.
 
         :raises UnavailableError: no server.
         """
         self._open = True
         try:
-            await self._connected()
+            await self._connected(Outage(self.clock, 0.0))
         except BaseException:
             self._open = False
             raise
@@ -65,71 +76,132 @@ class Channel:
         method: str,
         args: msgspec.Struct,
         *,
+        step: StepTag | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         repeatable: bool = False,
+        patience: float | None = None,
     ) -> Any:
         """The answer of a call without streams. `repeatable` says that doing it twice is the same as once."""
-        return (await self.collect(method, args, timeout=timeout, repeatable=repeatable)).value
+        answer = await self.collect(method, args, step=step, timeout=timeout, repeatable=repeatable, patience=patience)
+        return answer.value
 
     async def collect(
         self,
         method: str,
         args: msgspec.Struct,
         *,
+        step: StepTag | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         extend: bool = False,
         stdin: bytes | None = None,
         bound: int = 0,
         repeatable: bool = False,
         on_event: EventHandler | None = None,
+        patience: float | None = None,
     ) -> Answer:
         """The answer of a call together with what it sent on streams 2 and 3, at most `bound` bytes each.
 
-        With `extend` the timeout starts anew whenever data or events come.
+        With `extend` the timeout starts anew whenever data or events come. `patience` is for how many seconds a
+        server that is away is waited for, None the client's own time.
         :raises UnavailableError: the call surely did not run.
-        :raises OutcomeUnknownError: the connection was lost after it was sent.
+        :raises OutcomeUnknownError: the connection was lost after it was sent, and it could not be said again.
         :raises DeadlineExceededError: no answer within `timeout` seconds; it was cancelled.
         """
         how = codec(method)
-        payload = how.encode(args)
-        for attempt in range(1, _ATTEMPTS + 1):
+        repeatable = repeatable or (step is not None and step.n > 0)
+        return await self.send(
+            how, how.encode(args, step), timeout, extend, stdin, bound, repeatable, on_event, patience
+        )
+
+    async def send(
+        self,
+        how: Codec,
+        payload: bytes,
+        timeout: float | None,
+        extend: bool,
+        stdin: bytes | None,
+        bound: int,
+        repeatable: bool,
+        on_event: EventHandler | None = None,
+        patience: float | None = None,
+    ) -> Answer:
+        """As `collect`, of what was encoded."""
+        outage: Outage | None = None
+        while True:
             connection = self._connection
             if connection is None or not connection.usable:
-                connection = await self._connected()
+                outage = outage or self._outage(patience)
+                connection = await self._connected(outage)
             try:
                 exchange = Collecting(connection, how.name, bound, on_event)
                 connection.start(exchange, payload)
                 if stdin is not None:
                     exchange.give(stdin)
                 value = how.decode(await exchange.answer(timeout, extend))
-                return Answer(value, exchange.collected(STDOUT), exchange.collected(STDERR))
+                return exchange.whole(value)
             except (UnavailableError, OutcomeUnknownError) as error:
-                again = not connection.usable and self._open and attempt < _ATTEMPTS
-                if not again or not (repeatable or isinstance(error, UnavailableError)):
-                    raise
-        raise AssertionError("unreachable")
+                outage = outage or self._outage(patience)
+                if not self._again(connection, error, repeatable):
+                    raise outage.verdict(error) from None
+                if isinstance(error, OutcomeUnknownError):
+                    outage.unknown = error
+                if self.clock.time() - connection.made_at >= STABLE_S:
+                    outage.restart()
+                await outage.pause(error)
 
-    async def stream(self, method: str, args: msgspec.Struct, streams: tuple[int, ...]) -> Streaming:
+    async def stream(
+        self, method: str, args: msgspec.Struct, streams: tuple[int, ...], *, step: StepTag | None = None
+    ) -> Streaming:
         """A call with data under way, started. It must be run to its end or abandoned."""
-        payload = codec(method).encode(args)
-        connection = await self._connected()
-        exchange = Streaming(connection, method, streams)
-        connection.start(exchange, payload)
-        return exchange
+        return await self.start(codec(method), codec(method).encode(args, step), streams)
 
-    async def _connected(self) -> Connection:
-        known = self._failure
-        async with self._connecting:
-            if not self._open:
-                raise ClientClosedError("cannot call: this client is not open; use `async with DSecClient()` or open()")
-            if self._connection is not None and self._connection.usable:
-                return self._connection
-            if self._failure is not None and self._failure is not known:
-                # another call tried in vain while this one waited: many callers are not to try one after the other
-                raise type(self._failure)(self._failure.message, **self._failure.details)
+    async def start(self, how: Codec, payload: bytes, streams: tuple[int, ...]) -> Streaming:
+        """As `stream`, of what was encoded."""
+        outage = self._outage(None)
+        while True:
+            connection = await self._connected(outage)
+            exchange = Streaming(connection, how.name, streams)
             try:
-                self._connection = await self._endpoint.connect(self._connect_timeout)
-            except DSecError as error:
-                self._failure = error
-                raise
-            return self._connection
+                connection.start(exchange, payload)
+                return exchange
+            except UnavailableError as error:  # lost in this very moment; nothing was sent
+                await outage.pause(error)
+
+    def _outage(self, patience: float | None) -> Outage:
+        return Outage(self.clock, self._reconnect_timeout if patience is None else patience)
+
+    def _again(self, connection: Connection, error: DSecError, repeatable: bool) -> bool:
+        """Whether a call that ended so is said again."""
+        if not self._open:
+            return False
+        surely_not = isinstance(error, UnavailableError)
+        if not connection.usable:
+            return repeatable or surely_not
+        return repeatable and surely_not and error.details.get("closing") is True
+
+    async def _connected(self, outage: Outage) -> Connection:
+        known = self._failure
+        # who holds the lock tries again and again for all: many callers are not to try one after the other
+        async with self._connecting:
+            while True:
+                if not self._open:
+                    raise ClientClosedError(
+                        "cannot call: this client is not open; use `async with DSecClient()` or open()"
+                    )
+                if self._connection is not None and self._connection.usable:
+                    return self._connection
+                failure = self._failure
+                if failure is not None and failure is not known and outage.over:
+                    # somebody tried in vain while this call waited, and its own time is over
+                    raise outage.verdict(type(failure)(failure.message, **failure.details))
+                try:
+                    connection = await self._endpoint.connect(self._connect_timeout)
+                    connection.made_at = self.clock.time()
+                    self._connection = connection
+                    return connection
+                except (UnavailableError, PermissionDeniedError) as error:
+                    self._failure = error
+                    if isinstance(error, PermissionDeniedError) and self._connection is None:
+                        raise
+                    # a server that was there comes back: until then nobody listens, or its socket is not ours yet
+                    await outage.pause(error)

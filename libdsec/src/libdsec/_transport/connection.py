@@ -30,6 +30,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
         self.loop = loop
         self.peer = peer
+        self.made_at = 0.0
+        """When it was made, by the clock of whoever made it."""
         self._transport: asyncio.Transport | None = None
         self._decoder = Decoder()
         self._calls: dict[int, Exchange] = {}

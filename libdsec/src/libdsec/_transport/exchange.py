@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.errors import DeadlineExceededError, DSecError, WireError
-from ..protocol.frames import END, STDIN, WINDOW, Kind, encode, encode_credit
+from ..protocol.frames import END, STDERR, STDIN, STDOUT, WINDOW, Kind, encode, encode_credit
 from .outgoing import Outgoing
 
 if TYPE_CHECKING:
     from .connection import Connection
+
+
+class Answer(NamedTuple):
+    """The RESULT of a call and what its output streams held."""
+
+    value: Any
+    stdout: bytes
+    stderr: bytes
+    frames: Sequence[bytes]
+    """`stdout` as it was cut by its sender."""
+    replayed: bool = False
+    """Told from the command log; nothing ran now."""
+
 
 EventHandler = Callable[[bytes], None]
 
@@ -88,8 +101,10 @@ class Collecting(Exchange):
             if self._timer is not None:
                 self._timer.cancel()
 
-    def collected(self, stream: int) -> bytes:
-        return b"".join(self._chunks.get(stream, ()))
+    def whole(self, value: Any) -> Answer:
+        """With `value`, the decoded RESULT."""
+        frames = self._chunks.get(STDOUT, ())
+        return Answer(value, b"".join(frames), b"".join(self._chunks.get(STDERR, ())), frames)
 
     def _set_timer(self, timeout: float, extend: bool) -> None:
         seen = self._progress if extend else -1

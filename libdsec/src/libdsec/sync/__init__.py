@@ -18,6 +18,7 @@ from ..protocol.exec import ExecResult, OutputLimit
 from .client import DSecClient
 from .files import Files, Watch
 from .process import Process
+from .rollout import JobLease, Rollout
 from .sandbox import Sandbox
 from .session import Session
 
@@ -28,8 +29,10 @@ __all__ = [
     "DSecError",
     "ExecResult",
     "Files",
+    "JobLease",
     "OutputLimit",
     "Process",
+    "Rollout",
     "Sandbox",
     "Session",
     "Transfer",

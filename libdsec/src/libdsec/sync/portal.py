@@ -61,6 +61,17 @@ class Portal:
             future.cancel()  # nothing where the coroutine has ended; after Ctrl-C it is told
             raise
 
+    def run(self, function: Callable[[], R]) -> R:
+        """What a plain function returns, called in the loop's thread.
+
+        :raises ClientClosedError: the client is not open.
+        """
+
+        async def call() -> R:
+            return function()
+
+        return self.call(call())
+
     def _main(self, ready: threading.Event) -> None:
         with asyncio.Runner() as runner:
             loop = runner.get_loop()
@@ -107,10 +118,7 @@ class inside(Generic[P, R]):  # noqa: N801
         functools.update_wrapper(self, method)
 
     def __call__(self, instance: Twin, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        async def call() -> R:
-            return self._method(instance._twin, *args, **kwargs)
-
-        return instance._portal.call(call())
+        return instance._portal.run(functools.partial(self._method, instance._twin, *args, **kwargs))
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from .. import sandbox as aio
+from ..protocol.steps import Step
 from .files import Files
-from .portal import Portal, Twin, blocking
+from .portal import Portal, Twin, blocking, iterated
 from .process import Process
 from .session import Session
 
 
 class Sandbox(Twin):
-    """A handle: it holds the sandbox's id and nothing of its state. As `with` it stops the sandbox at the end."""
+    __doc__ = aio.Sandbox.__doc__
 
     def __init__(self, portal: Portal, twin: aio.Sandbox) -> None:
         super().__init__(portal, twin)
@@ -25,6 +26,9 @@ class Sandbox(Twin):
     run = blocking(aio.Sandbox.run)
     info = blocking(aio.Sandbox.info)
     logs = blocking(aio.Sandbox.logs)
+    steps = blocking(aio.Sandbox.steps)
+    pause = blocking(aio.Sandbox.pause)
+    resume = blocking(aio.Sandbox.resume)
     stop = blocking(aio.Sandbox.stop)
 
     def exec_stream(
@@ -42,12 +46,26 @@ class Sandbox(Twin):
     ) -> Process:
         """Start a program and speak with it while it runs. `pty` gives it a terminal, all of whose output is stdout.
 
-        Whether it could be started is told by its streams and by `wait`.
+        Whether it could be started is told by its streams and by `wait`. It cannot be replayed from a command log.
         """
         starting = self._twin.exec_stream(
             argv, timeout=timeout, cwd=cwd, env=env, user=user, stdin=stdin, pty=pty, rows=rows, cols=cols
         )
         return Process(self._portal, self._portal.call(starting))
+
+    def track(self, name: str) -> Sandbox:
+        """The same sandbox on a track of its own, for what runs at the same time as other calls on it.
+
+        A handle made from an id has no numbers, and is the same on every track.
+        """
+        return Sandbox(self._portal, self._portal.run(lambda: self._twin.track(name)))
+
+    def follow_steps(self, *, after: int = 0, track: str | None = None, requests: bool = True) -> Iterator[Step]:
+        """Its steps whose `seq` is above `after`, those that have ended and then each as it ends.
+
+        :raises OutcomeUnknownError: the connection was lost.
+        """
+        return iterated(self._portal, self._twin.follow_steps(after=after, track=track, requests=requests))
 
     def session(
         self,

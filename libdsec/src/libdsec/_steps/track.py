@@ -1,0 +1,242 @@
+"""Tracks: the numbers of steps, and the way of a call to its outcome."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .._transport.channel import DEFAULT_TIMEOUT_S, Channel
+from .._transport.codec import Codec, codec
+from .._transport.exchange import Answer
+from .._transport.streaming import Streaming
+from ..protocol.errors import DSecError, InvalidArgumentError
+from ..protocol.steps import CLI, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
+from .lease import Lease
+from .recording import NOTHING, Recording
+
+
+class Scope:
+    """One command log as this client writes it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        name: str | None,
+        *,
+        lease: Lease | None = None,
+        recording: Recording | None = None,
+    ) -> None:
+        """`name` is None of a handle that does not know to which log its sandbox belongs."""
+        self.channel = channel
+        self.name = name
+        self.lease = lease
+        self.recording = recording
+        self.epoch = lease.epoch if lease is not None else 0
+        self._tracks: dict[str, Track] = {}
+
+    def track(self, name: str) -> Track:
+        """The track of a name; the same one each time, so that no number is given twice."""
+        made = self._tracks.get(name)
+        if made is None:
+            check_tag(StepTag(name))
+            made = self._tracks[name] = Track(self, name, name not in (CLI, OTHER))
+        return made
+
+
+class Begun(NamedTuple):
+    """A call that has its place in the log."""
+
+    how: Codec
+    tag: StepTag
+    payload: bytes
+    """Of the CALL, empty where it is replayed."""
+    step: Step | None
+    """The recorded one that it is answered from."""
+
+
+class Track:
+    """Where the calls of a handle go."""
+
+    __slots__ = ("_last", "_recorded", "channel", "name", "numbered", "scope")
+
+    def __init__(self, scope: Scope, name: str, numbered: bool) -> None:
+        self.scope = scope
+        self.channel = scope.channel
+        self.name = name
+        self.numbered = numbered
+        """False: the node numbers."""
+        self._recorded = scope.recording.track(name) if scope.recording is not None and numbered else NOTHING
+        self._last = 0
+
+    def named(self, name: str) -> Track:
+        """The track `name` below this one; where the node numbers, this one.
+
+        :raises InvalidArgumentError: not a name of a track.
+        """
+        return self.scope.track(f"{self.name}/{checked_name(name)}") if self.numbered else self
+
+    def of(self, tag: StepTag) -> Track:
+        """The track of what step `tag` has made."""
+        return self.scope.track(f"{tag.track}/{tag.n}") if tag.n else self
+
+    async def call(
+        self,
+        method: str,
+        args: msgspec.Struct,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        repeatable: bool = False,
+        key: str | None = None,
+    ) -> Any:
+        """The answer of a call without streams."""
+        return (await self.collect(method, args, timeout=timeout, repeatable=repeatable, key=key)).value
+
+    async def make(
+        self,
+        method: str,
+        args: msgspec.Struct,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        key: str | None = None,
+    ) -> tuple[Any, Track]:
+        """As `call`, of what makes something whose steps have a track of their own; with that track."""
+        begun = await self.begin(method, args, key)
+        answer = await self._end(begun, timeout, False, None, 0, False)
+        return answer.value, self.of(begun.tag)
+
+    async def collect(
+        self,
+        method: str,
+        args: msgspec.Struct,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        extend: bool = False,
+        stdin: bytes | None = None,
+        bound: int = 0,
+        repeatable: bool = False,
+        key: str | None = None,
+    ) -> Answer:
+        """The answer of a call with its output, as `Channel.collect`: recorded, or given now and recorded.
+
+        :raises ReplayDivergedError: another call is recorded at this step.
+        :raises OutcomeUnknownError: of the call, or of the recorded step.
+        :raises UnsupportedOperationError: the recorded step cannot be replayed.
+        :raises LeaseLostError: somebody else holds the log now.
+        """
+        return await self._end(await self.begin(method, args, key), timeout, extend, stdin, bound, repeatable)
+
+    async def stream(self, method: str, args: msgspec.Struct, streams: tuple[int, ...]) -> Streaming:
+        """A call with data under way both ways, which cannot be replayed.
+
+        :raises UnsupportedOperationError: it is recorded.
+        """
+        begun = await self.begin(method, args)
+        if begun.step is not None:
+            why = begun.step.opaque or "it was a stream, of which the log has not when what came"
+            raise self.recording.refused(begun.step, why)
+        return await self.start(begun, streams)
+
+    async def start(self, begun: Begun, streams: tuple[int, ...]) -> Streaming:
+        """Send a call with data under way."""
+        try:
+            return await self.channel.start(begun.how, begun.payload, streams)
+        except DSecError as error:
+            self._give_back(begun, error)
+            raise
+
+    async def begin(self, method: str, args: msgspec.Struct, key: str | None = None) -> Begun:
+        """Give a call its place. Nothing is waited for, except for the words of a difference.
+
+        :raises InvalidArgumentError: the arguments cannot be sent; no number is used.
+        """
+        scope = self.scope
+        if scope.lease is not None:
+            scope.lease.check()
+        how = codec(method)
+        if key is not None:
+            name, n, recorded = _key_track(key), 1, NOTHING
+            if scope.recording is not None:
+                recorded = scope.recording.track(name)
+        else:
+            name, n, recorded = self.name, self._last + 1 if self.numbered else 0, self._recorded
+        step = recorded.get(n)
+        if step is None:
+            begun = self._new(how, StepTag(name, n, scope.epoch), args)
+        else:
+            begun = await self._met(how, StepTag(name, n, scope.epoch), args, step, self.recording)
+        return begun
+
+    def _new(self, how: Codec, tag: StepTag, args: msgspec.Struct) -> Begun:
+        payload = how.encode(args, tag)
+        self._use(tag)
+        return Begun(how, tag, payload, None)
+
+    async def _met(self, how: Codec, tag: StepTag, args: msgspec.Struct, step: Step, recording: Recording) -> Begun:
+        """Of a call that comes where a step is recorded."""
+        try:
+            digest = request_digest(how.name, args)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise how.unsendable(error) from None
+        if digest != step.digest:
+            self._use(tag)
+            raise await recording.difference(step, how.name, args)
+        if step.state == "running":
+            return self._new(how, tag, args)  # the node joins it, or has its outcome by now
+        if step.state == "unknown":
+            if not recording.again:
+                self._use(tag)
+                raise recording.unknown(step)
+            return self._new(how, msgspec.structs.replace(tag, again=True), args)
+        self._use(tag)
+        return Begun(how, tag, b"", step)
+
+    async def _end(
+        self, begun: Begun, timeout: float | None, extend: bool, stdin: bytes | None, bound: int, repeatable: bool
+    ) -> Answer:
+        if begun.step is not None:
+            return await self.recording.answer(begun.how, begun.step, stdin)
+        try:
+            return await self.channel.send(
+                begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0
+            )
+        except DSecError as error:
+            self._give_back(begun, error)
+            raise
+
+    @property
+    def recording(self) -> Recording:
+        """Of the log that this track belongs to, where a recorded step was met."""
+        assert self.scope.recording is not None  # only there a step can be met
+        return self.scope.recording
+
+    def _use(self, tag: StepTag) -> None:
+        if tag.track == self.name:
+            self._last = tag.n
+
+    def _give_back(self, begun: Begun, error: DSecError) -> None:
+        """What surely did not run and may be tried again is no step: the next call has its number."""
+        if error.retry != "never" and begun.tag.track == self.name and begun.tag.n == self._last and self.numbered:
+            self._last -= 1
+
+
+def checked_name(name: str) -> str:
+    """The name of a track that a program asks for, itself.
+
+    :raises InvalidArgumentError: it could be that of a track which steps make, or of a reserved one.
+    """
+    if not name or "/" in name or name.isdecimal() or name.startswith(KEY_PREFIX) or name in (CLI, OTHER):
+        raise InvalidArgumentError(
+            f"cannot use track {name!r}: it must not be empty, a number, {CLI!r} or {OTHER!r}, have a `/`, or begin "
+            f"with {KEY_PREFIX!r}",
+            field="track",
+        )
+    return name
+
+
+def _key_track(key: str) -> str:
+    name = KEY_PREFIX + key
+    if not key:
+        raise InvalidArgumentError("cannot use an empty key", field="key")
+    check_tag(StepTag(name, 1))
+    return name
