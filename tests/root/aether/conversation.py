@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from rig import Box
+from rig import Box, hello
 
 from libdsec.protocol import frames
 from libdsec.protocol.errors import DSecError, ErrorBody, from_body
@@ -144,6 +144,13 @@ class Conversation:
         while not call.over:
             self.take(ack=ack)
         return call
+
+    def become_successor(self, epoch: str = "2") -> None:
+        """Say hello as a new edge that knows the calls of the old one."""
+        self.post(hello(epoch))
+        before = len(self.hellos)
+        while len(self.hellos) == before:
+            self.take()
 
     def take_all(self, quiet_s: float = 0.2) -> None:
         """Take frames until none comes for a while."""
