@@ -22,6 +22,8 @@ and the edge ends or withdraws the rest.
 from .bounds import Bounds
 from .entry import Begun, Joined, OpenStep, Outcome, Recorded, RecordedStep
 from .log import CommandLog, ScopeInfo
+from .playback import play
+from .reader import read_log, read_output
 from .recorder import Recorder
 from .tables import SCHEMA
 
@@ -37,4 +39,7 @@ __all__ = [
     "RecordedStep",
     "Recorder",
     "ScopeInfo",
+    "play",
+    "read_log",
+    "read_output",
 ]

@@ -18,7 +18,7 @@ Ended = Literal["result", "error", "unknown"]
 
 
 class RecordedStep(NamedTuple):
-    """A step that has an outcome which can be answered again."""
+    """A step that has an outcome which can be answered again (`play`)."""
 
     scope: str
     scope_id: int
@@ -135,10 +135,10 @@ class OpenStep:
         *,
         state: Ended,
         answer: bytes,
-        stdout: Sequence[bytes],
-        stderr: Sequence[bytes],
         then: Then,
         failed: Failed,
+        stdout: Sequence[bytes] = (),
+        stderr: Sequence[bytes] = (),
         input_digest: bytes = b"",
         opaque: str = "",
     ) -> None:
@@ -197,13 +197,13 @@ class Begun(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """It has an outcome."""
+    """It has an outcome that can be answered again."""
 
     step: RecordedStep
 
 
 class Joined(NamedTuple):
-    """It runs."""
+    """It runs on behalf of another call: be told the outcome by `OpenStep.join`."""
 
     entry: OpenStep
 

@@ -17,10 +17,14 @@ from .blobs import Blobs
 from .bounds import ROW_BYTES, Bounds
 from .clock import Clock
 from .divergence import diverged
-from .entry import Begun, Fate, Joined, OpenStep, Recorded, unknown
-from .scope import Scope
+from .entry import Begun, Fate, Joined, OpenStep, Recorded, RecordedStep, unknown
+from .retention import Retention
+from .scope import Desk, Scope
 
 _DRAWN_A_RUN = 2**32
+
+MAX_RESTING = 1024
+"""Scopes that have ended and are kept in memory."""
 
 STOP_SLACK = 1000
 """Steps beyond the bound, for stopping a sandbox whose log is full."""
@@ -51,17 +55,23 @@ class CommandLog:
 
     def __init__(self, journal: Journal, directory: str, clock: Clock, *, bounds: Bounds | None = None) -> None:
         """`directory`: where files of large outputs lie."""
-        self._journal = journal
+        self.journal = journal
         self._clock = clock
         self._bounds = bounds or Bounds()
         self._blobs = Blobs(directory)
+        self._desk = Desk(journal, self._blobs, clock, self._rest)
         self._scopes: dict[str, Scope] = {}
         self._by_id: dict[int, Scope] = {}
+        self._resting: dict[int, Scope] = {}
+        """Those that have ended and in which nothing runs, the longest at rest first."""
         ((drawn,),) = journal.query("SELECT drawn FROM log_epoch")
         # by the clock too: on a full disk the next statement fails, and the node starts all the same
         self._drawn: int = max(drawn + _DRAWN_A_RUN, int(clock.now() * 1e6))
         """Numbers that were never used before, of scopes and of runs of steps."""
+        self._started = self._drawn
         journal.submit("UPDATE log_epoch SET drawn = ?", (self._drawn,))
+        self._retention = Retention(journal, self._blobs, self._bounds, journal.loop)
+        journal.before_close(self._write_counts)
 
     def begin(
         self,
@@ -75,7 +85,8 @@ class CommandLog:
         principal: str,
         opaque: str = "",
     ) -> Begun | Recorded | Joined:
-        """What a call is: new (its row is on the way; send nothing before `when_begun`), recorded, or running.
+        """What a call is: new (its row is on the way; send nothing before `OpenStep.when_begun`), recorded, or
+        running on behalf of another call.
 
         `request` is the arguments' map as it came; `opaque` says in words why the step will not be replayable.
         A `tag` of None is a step of track `other` that the log numbers, as it does where `n` is 0.
@@ -123,22 +134,21 @@ class CommandLog:
             scope.stored = True
 
         if statements:
-            self._journal.submit_all(statements, done)
+            self.journal.submit_all(statements, done)
         return self._info(scope)
 
     def end_scope(self, name: str) -> None:
         """No more steps are expected; the log is kept as long as `Bounds` says. Unknown names are fine."""
         scope = self._find(name)
-        if scope is None:
-            return
-        scope.ended_at = self._clock.now()
+        if scope is not None:
+            scope.ended_at = self._clock.now()
+            row = (scope.ended_at, scope.bytes, scope.floor(), scope.id)
+            self.journal.submit(tables.END_SCOPE, row, lambda: self._rest(scope))
 
-        def done() -> None:
-            if scope.ended_at is not None and not scope.open and not scope.followers:
-                self._scopes.pop(name, None)
-                self._by_id.pop(scope.id, None)
-
-        self._journal.submit(tables.END_SCOPE, (scope.ended_at, scope.bytes, scope.floor(), scope.id), done)
+    def count(self, name: str) -> int:
+        """Steps of a scope so far; 0 of one that is not known."""
+        scope = self._find(name)
+        return 0 if scope is None else scope.last_seq
 
     def info(self, name: str) -> ScopeInfo | None:
         scope = self._find(name)
@@ -147,8 +157,13 @@ class CommandLog:
     def scopes(self, *, ended: bool = False) -> list[tuple[str, str]]:
         """Name and kind of every scope that has not ended, or of all."""
         condition = "name IS NOT NULL" if ended else "name IS NOT NULL AND ended_at IS NULL"
-        rows = self._journal.query(f"SELECT name, kind FROM log_scopes WHERE {condition} ORDER BY name")
+        rows = self.journal.query(f"SELECT name, kind FROM log_scopes WHERE {condition} ORDER BY name")
         return [(name, kind) for name, kind in rows]
+
+    def running(self) -> list[OpenStep]:
+        """Every step of every scope that runs; after a start, those that ran when the earlier server ended."""
+        names = [name for (name,) in self.journal.query(tables.SELECT_WITH_RUNNING)]
+        return [step for name in names for step in self.running_steps(name)]
 
     def running_steps(self, scope: str) -> list[OpenStep]:
         """Steps that run, or whose end could not be written, by seq."""
@@ -181,13 +196,37 @@ class CommandLog:
         def unsubscribe() -> None:
             if callback in found.followers:
                 found.followers.remove(callback)
+            if not found.stored and not found.open and not found.followers:
+                self._drop(found)
 
         return unsubscribe
 
-    def close(self) -> None:
-        """Before the journal's: writes what is counted in memory."""
-        for scope in self._scopes.values():
-            scope.counted()
+    def recorded(self, scope: str, track: str, n: int) -> RecordedStep | None:
+        """A step that has an answer with its output; None: it has none, or none yet, or is not there."""
+        found = self._find(scope)
+        return None if found is None else found.recorded(track, n)
+
+    def scope_id(self, name: str) -> int | None:
+        """Under which rows and files of the scope lie."""
+        found = self._find(name)
+        return None if found is None else found.id
+
+    async def read_blob(self, scope_id: int, offset: int, size: int) -> bytes:
+        """Bytes of a large output. :raises IntegrityError: they are not there."""
+        return await self.journal.loop.run_in_executor(None, self._blobs.read, scope_id, offset, size)
+
+    async def prune(self, now: float) -> int:
+        """Delete logs that were kept long enough, or longest of too many, and files of none. How many logs went."""
+        return await self._retention.prune(now, self._release, self._started)
+
+    def _release(self, scope_id: int) -> bool:
+        scope = self._by_id.get(scope_id)
+        if scope is None:
+            return True
+        if scope.ended_at is None or scope.open or scope.followers:
+            return False
+        self._drop(scope)
+        return True
 
     def _known(self, scope: Scope, track: str, n: int, asked: Asked, again: bool) -> Begun | Recorded | Joined | None:
         """What a number up to the track's last is; None: it is free."""
@@ -199,7 +238,7 @@ class CommandLog:
             if entry.fate is Fate.LOST and not again:
                 raise unknown(scope.name, track, n, entry.method, "its outcome could not be recorded")
             return self._run_again(scope, entry.seq, track, n, entry.tried + (entry.fate is Fate.LOST), asked)
-        rows = self._journal.query(tables.SELECT_RECORDED, (scope.id, track, n))
+        rows = self.journal.query(tables.SELECT_RECORDED, (scope.id, track, n))
         if not rows:
             return None
         row = tables.RecordedRow(*rows[0])
@@ -217,7 +256,7 @@ class CommandLog:
         """:raises ReplayDivergedError: it is another request."""
         if digest == asked.digest:
             return
-        rows = self._journal.query(
+        rows = self.journal.query(
             "SELECT method, request FROM log_steps WHERE scope = ? AND track = ? AND n = ?", (scope.id, track, n)
         )
         expected = (rows[0][0], rows[0][1]) if rows else ("a call that is not written yet", b"")
@@ -266,7 +305,7 @@ class CommandLog:
         if found is None:
             kind = kind or ("sandbox" if is_sandbox_id(name) else "rollout")
             row = tables.ScopeRow(self._draw(), name, kind, self._clock.now(), None, 0, 1)
-            found = self._keep(Scope(row, self._journal, self._blobs, self._clock, stored=False))
+            found = self._keep(Scope(row, self._desk, stored=False))
         return found
 
     def _find(self, name: str) -> Scope | None:
@@ -274,16 +313,36 @@ class CommandLog:
 
     def _load(self, condition: str, value: object) -> Scope | None:
         # scopes whose rows are not committed yet are in memory
-        rows = self._journal.look(f"{tables.SELECT_SCOPE} WHERE name IS NOT NULL AND {condition}", (value,))
+        rows = self.journal.look(f"{tables.SELECT_SCOPE} WHERE name IS NOT NULL AND {condition}", (value,))
         if not rows:
             return None
         row = tables.ScopeRow(*rows[0])
-        return self._keep(Scope(row, self._journal, self._blobs, self._clock, stored=True))
+        return self._keep(Scope(row, self._desk, stored=True))
 
     def _keep(self, scope: Scope) -> Scope:
         self._scopes[scope.name] = scope
         self._by_id[scope.id] = scope
         return scope
+
+    def _rest(self, scope: Scope) -> None:
+        """It has ended: of those at rest only the last ones are kept in memory."""
+        if scope.ended_at is None or scope.open or self._by_id.get(scope.id) is not scope:
+            return
+        self._resting.pop(scope.id, None)
+        self._resting[scope.id] = scope
+        while len(self._resting) > MAX_RESTING:
+            oldest = self._resting.pop(next(iter(self._resting)))
+            if not oldest.open and not oldest.followers:
+                self._drop(oldest)
+
+    def _drop(self, scope: Scope) -> None:
+        self._resting.pop(scope.id, None)
+        if self._by_id.pop(scope.id, None) is scope:
+            self._scopes.pop(scope.name, None)
+
+    def _write_counts(self) -> None:
+        for scope in self._scopes.values():
+            scope.counted()
 
     def _info(self, scope: Scope) -> ScopeInfo:
         return ScopeInfo(scope.name, scope.kind, scope.last_seq, scope.created_at, scope.ended_at)

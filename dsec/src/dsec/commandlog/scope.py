@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,14 +35,27 @@ COUNT_STEPS = 64
 COUNT_BYTES = 1024 * 1024
 """After so much the scope's row is written: a start reads the steps since then, and does not know the bytes."""
 
+TOUCH_S = 60.0
+"""A log that has ended is kept from the last step that began in it, as exact as this."""
+
 VALUES = frozenset({"file.list", "file.watch"})
 """Methods each of whose DATA on stream 2 is a value of its own."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class Desk(NamedTuple):
+    """What all scopes write with."""
+
+    journal: Journal
+    blobs: Blobs
+    clock: Clock
+    rest: Callable[[Scope], None]
+    """Told of a scope that has ended when nothing in it runs any more."""
+
+
 class Scope:
-    def __init__(self, row: tables.ScopeRow, journal: Journal, blobs: Blobs, clock: Clock, *, stored: bool) -> None:
+    def __init__(self, row: tables.ScopeRow, desk: Desk, *, stored: bool) -> None:
         """`stored`: it has a row."""
         self.id = row.id
         self.name = row.name
@@ -54,9 +68,10 @@ class Scope:
         self.followers: list[Callable[[int], None]] = []
         """Told the seq of each step that has ended."""
         self.open: dict[tuple[str, int], OpenStep] = {}
-        self._journal = journal
-        self._blobs = blobs
-        self._clock = clock
+        self._journal = desk.journal
+        self._blobs = desk.blobs
+        self._clock = desk.clock
+        self._rest = desk.rest
         self._tracks: dict[str, int] = {}
         self._fresh = not stored
         """A track that is not in memory has no steps."""
@@ -162,7 +177,7 @@ class Scope:
                 follower(entry.seq)
 
         statements: list[Statement] = [(tables.END_STEP, row)]
-        if self._uncounted_steps >= COUNT_STEPS or self._uncounted_bytes >= COUNT_BYTES:
+        if self.ended_at is not None or self._uncounted_steps >= COUNT_STEPS or self._uncounted_bytes >= COUNT_BYTES:
             statements.append(self._counted(entry))
         self._journal.submit_all(statements, done, lambda error: self._lost(entry, error, failed))
 
@@ -185,15 +200,18 @@ class Scope:
             self._journal.submit(tables.DELETE_STEP, (self.id, entry.seq), done, kept)
 
     def recorded(self, track: str, n: int) -> RecordedStep | None:
-        """A step that has ended and can be answered again.
-
-        :raises OutcomeUnknownError | UnsupportedOperationError: it cannot.
-        """
+        """A step that can be answered again; None: it runs, is not there, or has no outcome or output."""
         rows = self._journal.query(tables.SELECT_RECORDED, (self.id, track, n))
-        return self.as_recorded(tables.RecordedRow(*rows[0])) if rows else None
+        row = tables.RecordedRow(*rows[0]) if rows else None
+        if row is None or row.state in (tables.RUNNING, tables.UNKNOWN) or row.opaque:
+            return None
+        return self.as_recorded(row)
 
     def as_recorded(self, row: tables.RecordedRow) -> RecordedStep:
-        """As `recorded`."""
+        """Of a row that was read.
+
+        :raises OutcomeUnknownError | UnsupportedOperationError: it cannot be answered again.
+        """
         if row.state in (tables.UNKNOWN, tables.RUNNING):
             raise unknown(self.name, row.track, row.n, row.method, "nobody was there to hear its answer")
         if row.opaque:
@@ -229,6 +247,9 @@ class Scope:
         self.open[at] = entry
         if not self.stored:
             statements.insert(0, (tables.INSERT_SCOPE, (self.id, self.name, self.kind, self.created_at)))
+        if self.ended_at is not None and entry.began_at - self.ended_at > TOUCH_S:
+            self.ended_at = entry.began_at
+            statements.append((tables.TOUCH_SCOPE, (self.ended_at, self.id)))
 
         def done() -> None:
             self.stored = True
@@ -247,6 +268,8 @@ class Scope:
     def _forget(self, entry: OpenStep) -> None:
         if self.open.get((entry.track, entry.n)) is entry:
             del self.open[entry.track, entry.n]
+        if self.ended_at is not None and not self.open:
+            self._rest(self)
 
     def _lost(self, entry: OpenStep, error: DSecError, failed: Failed) -> None:
         entry.fate = Fate.LOST

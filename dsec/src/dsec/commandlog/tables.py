@@ -39,6 +39,8 @@ COUNT_SCOPE = "UPDATE log_scopes SET bytes = ?, floor = ? WHERE id = ?"
 LOWER_FLOOR = "UPDATE log_scopes SET floor = min(floor, ?) WHERE id = ?"
 END_SCOPE = "UPDATE log_scopes SET ended_at = ?, bytes = ?, floor = ? WHERE id = ?"
 
+TOUCH_SCOPE = "UPDATE log_scopes SET ended_at = ? WHERE id = ?"
+
 INSERT_STEP = (
     "INSERT INTO log_steps (scope, seq, track, n, run, tried, state, method, sandbox, principal, began_at, digest, "
     "opaque, request) VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?)"
@@ -58,6 +60,10 @@ SELECT_SCOPE = "SELECT id, name, kind, created_at, ended_at, bytes, floor FROM l
 SELECT_RUNNING = (
     "SELECT seq, track, n, run, tried, method, sandbox, digest, began_at, opaque FROM log_steps "
     "WHERE scope = ? AND seq >= ? AND state = 0 ORDER BY seq"
+)
+SELECT_WITH_RUNNING = (
+    "SELECT DISTINCT name FROM log_scopes JOIN log_steps ON scope = id AND seq >= floor WHERE state = 0 "
+    "AND name IS NOT NULL ORDER BY name"
 )
 SELECT_RECORDED = (
     "SELECT seq, track, n, method, state, digest, tried, opaque, answer, stdout_size, stderr_size, blob_at, cuts, "

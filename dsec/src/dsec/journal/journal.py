@@ -45,7 +45,7 @@ class Journal:
         """:raises UnavailableError: the file is damaged, or a newer version wrote it; says what to do.
         :raises CapacityError: it cannot be written."""
         self._path = path
-        self._loop = loop
+        self.loop = loop
         self._durable = durable
         self._connection = open_writer(path, schemas, durable)
         self._readers = Readers(path)
@@ -62,6 +62,7 @@ class Journal:
         self._held = False
         self._written = 0
         self._closed = False
+        self._before_close: list[Then] = []
 
     @property
     def path(self) -> str:
@@ -79,7 +80,8 @@ class Journal:
     def submit_all(
         self, statements: Sequence[Statement], then: Then | None = None, failed: Failed | None = None
     ) -> None:
-        """Several statements, of which all are committed or none. As `submit`."""
+        """Several statements, of which all are committed or none. As `submit`. Without statements: `then` after the
+        commit of what was submitted before."""
         self._add(_Unit(tuple(statements), then, failed))
 
     def flush_now(self) -> None:
@@ -94,7 +96,7 @@ class Journal:
         """
         if self._pending:
             self._commit_pending()
-            self._loop.call_soon(self._tell)
+            self.loop.call_soon(self._tell)
         return self._select(sql, parameters)
 
     def look(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -109,22 +111,29 @@ class Journal:
         """
         if self._closed:
             raise self._is_closed()
-        return await self._readers.run(self._loop, work)
+        return await self._readers.run(self.loop, work)
+
+    def before_close(self, callback: Then) -> None:
+        """Call it when the journal is about to close: it may submit a last time."""
+        self._before_close.append(callback)
 
     async def close(self) -> None:
         """Commit, tell, checkpoint, close. Idempotent."""
         if self._closed:
             return
+        callbacks, self._before_close = self._before_close, []
+        for callback in callbacks:
+            callback()
         while self._pending or self._told or self._busy:
             self.flush_now()
             await asyncio.sleep(0)
         self._closed = True
         await self._checkpointer.close()
         if self._writer is not None:
-            await self._loop.run_in_executor(None, self._writer.shutdown)
-        await self._readers.close(self._loop)
+            await self.loop.run_in_executor(None, self._writer.shutdown)
+        await self._readers.close(self.loop)
         # the last one to close copies what is left of the WAL: it may have to be synced
-        await self._loop.run_in_executor(None, self._connection.close)
+        await self.loop.run_in_executor(None, self._connection.close)
 
     def _add(self, unit: _Unit) -> None:
         if self._closed:
@@ -132,7 +141,7 @@ class Journal:
         self._pending.append(unit)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -148,7 +157,7 @@ class Journal:
     def _in_thread(self, units: list[_Unit]) -> None:
         with self._mutex:
             self._told.extend(self._write(units))
-        self._loop.call_soon_threadsafe(self._thread_done)
+        self.loop.call_soon_threadsafe(self._thread_done)
 
     def _thread_done(self) -> None:
         self._busy = False
@@ -164,7 +173,7 @@ class Journal:
     def _schedule(self) -> None:
         if self._pending and not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self.loop.call_soon(self._turn)
 
     def _checkpoint_if_due(self) -> None:
         if self._written >= CHECKPOINT_AFTER and not self._closed:
@@ -230,9 +239,9 @@ class Journal:
                 elif unit.failed is not None:
                     unit.failed(error)
                 else:
-                    _log.error("not written, and nobody waits for it", sql=unit.statements[0][0], error=str(error))
+                    _log.error("not written, and nobody waits for it", statements=unit.statements[:1], error=str(error))
             except Exception as raised:
-                self._loop.call_exception_handler({"message": "a journal callback failed", "exception": raised})
+                self.loop.call_exception_handler({"message": "a journal callback failed", "exception": raised})
 
     def _select(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         if self._closed:
