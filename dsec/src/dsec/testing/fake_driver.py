@@ -1,8 +1,9 @@
 """A driver whose sandboxes are objects in this process: a handful of programs, a dictionary for a file system.
 
-It keeps the whole contract of `dsec.drivers.base` (windows, credit, cancel, timeouts, ends of its own), so that
-everything above a driver can be tested without a kernel. Beyond the contract it can be told to fail: `refuse` makes
-the next create raise, `gate` holds creates back, `FakeInstance.die` ends a sandbox as a crash would.
+It keeps the whole contract of `dsec.drivers.base` (windows, credit, cancel, timeouts, ends of its own, adoption), so
+that everything above a driver can be tested without a kernel. Beyond the contract it can be told to fail: `refuse`
+makes the next create raise, `gate` holds creates back, `FakeInstance.die` ends a sandbox as a crash would, and `crash`
+ends the driver as a killed edge does, for another with the same `machine` to adopt what it left.
 """
 
 from __future__ import annotations
@@ -13,73 +14,74 @@ from typing import Any
 
 import msgspec
 
-from dsec.bus import Caller, encode_error
-from dsec.drivers.base import End, OnEnd, Order
-from libdsec.protocol.errors import (
-    DeadlineExceededError,
-    DSecError,
-    InvalidArgumentError,
-    QuotaExceededError,
-    SandboxFailedError,
-    UnsupportedOperationError,
-)
-from libdsec.protocol.frames import MAX_PAYLOAD
+from dsec.bus import Caller
+from dsec.drivers.base import End, OnEnd, OnKnown, Order
+from libdsec.protocol.errors import DeadlineExceededError, DSecError, SandboxFailedError, UnsupportedOperationError
 from libdsec.protocol.spec import SandboxSpec
 
 from .fake_call import FakeCall
-from .fake_files import FILE_OPERATIONS
-from .fake_programs import run_program
+from .fake_sandbox import FakeSandbox
 
-MAX_CALLS = 1024
+Machine = dict[str, FakeSandbox]
+"""What runs, whoever made it."""
 
 
 class FakeInstance:
-    def __init__(self, order: Order, on_end: OnEnd, forget: Callable[[str], object]) -> None:
-        self.order = order
-        self.pid = 100_000 + order.slot.index
-        self.files: dict[str, bytes] = {}
+    def __init__(
+        self,
+        sandbox: FakeSandbox,
+        on_end: OnEnd,
+        forget: Callable[[str], object],
+        on_known: OnKnown | None = None,
+    ) -> None:
+        """`on_known` is still to be told what it knows, when it was adopted while it was paused."""
+        self.order = sandbox.order
+        self.pid = sandbox.pid
         self.destroyed = False
+        self.refuse_pause: DSecError | None = None
+        """Raised by the next pause."""
+        self._sandbox = sandbox
         self._on_end = on_end
         self._forget = forget
-        self._calls: dict[FakeCall, asyncio.Task[None]] = {}
-        self._ended: DSecError | None = None
+        self._on_known = on_known
 
-    def call(self, method: str, args: Any, caller: Caller, *, streaming: bool) -> FakeCall:
-        if self._ended is not None:
-            raise self._ended
-        payload = msgspec.msgpack.encode({"method": method, "args": args})
-        if len(payload) > MAX_PAYLOAD:
-            raise InvalidArgumentError(f"cannot call {method}: its arguments take {len(payload)} bytes")
-        if len(self._calls) >= MAX_CALLS:
-            raise QuotaExceededError(f"cannot call {method}: {MAX_CALLS} calls are open in this sandbox")
-        call = FakeCall(caller, streaming)
-        task = asyncio.get_running_loop().create_task(
-            self._answer(call, method, msgspec.msgpack.decode(payload)["args"])
-        )
-        self._calls[call] = task
-        task.add_done_callback(lambda _: self._calls.pop(call, None))
-        return call
+    @property
+    def files(self) -> dict[str, bytes]:
+        return self._sandbox.files
 
-    async def _answer(self, call: FakeCall, method: str, args: dict[str, Any]) -> None:
-        try:
-            if method == "exec":
-                call.result(await run_program(call, args))
-            elif method == "ping":
-                call.result({"commands": len(self._calls) - 1, "sessions": 0})
-            elif method in FILE_OPERATIONS:
-                call.result(await FILE_OPERATIONS[method](self.files, call, args))
-            else:
-                raise UnsupportedOperationError(f"cannot call {method}: the fake driver has none")
-        except DSecError as error:
-            call.error(encode_error(error))
+    @property
+    def paused(self) -> bool:
+        return self._sandbox.paused
+
+    def call(self, method: str, args: Any, caller: Caller, *, streaming: bool, tag: str = "") -> FakeCall:
+        return self._sandbox.call(method, args, caller, streaming=streaming, tag=tag)
 
     def usage(self) -> dict[str, int]:
-        return {"memory_bytes": 0, "pids": 1 + len(self._calls)}
+        return {"memory_bytes": 0, "pids": 1 + self._sandbox.running}
+
+    def keep(self) -> bytes:
+        return msgspec.msgpack.encode(self.pid)
+
+    async def pause(self) -> None:
+        refusal, self.refuse_pause = self.refuse_pause, None
+        await asyncio.sleep(0)
+        self._check()
+        if refusal is not None:
+            raise refusal
+        self._sandbox.pause()
+
+    async def resume(self) -> None:
+        await asyncio.sleep(0)
+        self._check()
+        self._sandbox.resume()
+        if self._on_known is not None:
+            self._sandbox.meet(self._on_known)
+            self._on_known = None
 
     def die(self, end: End) -> None:
         """End as a crash would."""
-        if self._ended is None:
-            self._end(
+        if self._sandbox.ended is None:
+            self._sandbox.end(
                 SandboxFailedError(
                     f"cannot use sandbox {self.order.id}: {end.message}", sandbox=self.order.id, cause=end.cause
                 )
@@ -87,26 +89,27 @@ class FakeInstance:
             self._on_end(end)
 
     async def destroy(self, error: DSecError) -> None:
-        if self._ended is None:
-            self._end(error)
+        if self._sandbox.ended is None:
+            self._sandbox.end(error)
         if not self.destroyed:
             self.destroyed = True
             self._forget(self.order.id)
 
-    def _end(self, error: DSecError) -> None:
-        self._ended = error
-        calls, self._calls = self._calls, {}
-        payload = encode_error(error)
-        for call, task in calls.items():
-            task.cancel()
-            call.error(payload)
+    def leave(self) -> None:
+        """Let go of it without ending anything."""
+        self._sandbox.leave()
+
+    def _check(self) -> None:
+        if self._sandbox.ended is not None:
+            raise self._sandbox.ended
 
 
 class FakeDriver:
     """Implements `dsec.drivers.base.Driver`."""
 
-    def __init__(self, backend: str = "container") -> None:
+    def __init__(self, backend: str = "container", machine: Machine | None = None) -> None:
         self.backend = backend
+        self.machine: Machine = {} if machine is None else machine
         self.instances: dict[str, FakeInstance] = {}
         """Those not given back."""
         self.created = 0
@@ -121,6 +124,22 @@ class FakeDriver:
     async def start(self) -> None:
         self.started = True
 
+    async def adopt(self, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool) -> FakeInstance:
+        await asyncio.sleep(0)
+        sandbox = self.machine.get(order.id)
+        if sandbox is None or sandbox.ended is not None or sandbox.pid != msgspec.msgpack.decode(kept):
+            raise SandboxFailedError(f"cannot use sandbox {order.id}: it has ended", sandbox=order.id)
+        if paused:
+            sandbox.pause()
+            return self._instance(sandbox, on_end, on_known)
+        sandbox.resume()
+        sandbox.meet(on_known)
+        return self._instance(sandbox, on_end)
+
+    async def sweep(self) -> None:
+        for name in [name for name in self.machine if name not in self.instances]:
+            self.machine.pop(name).end(SandboxFailedError(f"cannot use sandbox {name}: nobody adopted it"))
+
     async def create(self, order: Order, on_end: OnEnd) -> FakeInstance:
         refusal, self.refuse = self.refuse, None
         if refusal is not None:
@@ -130,10 +149,28 @@ class FakeDriver:
                 await (self.gate.wait() if self.gate is not None else asyncio.sleep(0))
         except TimeoutError:
             raise DeadlineExceededError(f"cannot create sandbox {order.id}: not done in {order.timeout_s} s") from None
-        instance = FakeInstance(order, on_end, lambda sandbox: self.instances.pop(sandbox, None))
-        self.instances[order.id] = instance
+        sandbox = FakeSandbox(order, 100_000 + order.slot.index)
+        self.machine[order.id] = sandbox
         self.created += 1
+        return self._instance(sandbox, on_end)
+
+    def crash(self) -> None:
+        """Gone at once, as a killed edge is: nothing is ended, nobody is told."""
+        for instance in self.instances.values():
+            instance.leave()
+        self.instances.clear()
+        self.started = False
+
+    async def close(self, *, leave: bool = False) -> None:
+        if leave:
+            self.crash()
+        self.started = False
+
+    def _instance(self, sandbox: FakeSandbox, on_end: OnEnd, on_known: OnKnown | None = None) -> FakeInstance:
+        instance = FakeInstance(sandbox, on_end, self._given_back, on_known)
+        self.instances[sandbox.order.id] = instance
         return instance
 
-    async def close(self) -> None:
-        self.started = False
+    def _given_back(self, sandbox: str) -> None:
+        self.instances.pop(sandbox, None)
+        self.machine.pop(sandbox, None)
