@@ -135,10 +135,10 @@ class OpenStep:
         *,
         state: Ended,
         answer: bytes,
+        stdout: Sequence[bytes],
+        stderr: Sequence[bytes],
         then: Then,
         failed: Failed,
-        stdout: Sequence[bytes] = (),
-        stderr: Sequence[bytes] = (),
         input_digest: bytes = b"",
         opaque: str = "",
     ) -> None:
