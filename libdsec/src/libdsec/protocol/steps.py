@@ -83,7 +83,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stream 2. Of `file.read` the bytes read, of `file.list` its arrays one after the other."""
     stderr: OutputRecord = OutputRecord()
     input_digest: bytes = b""
-    """SHA-256 of what the client sent on stream 1, of a step that takes input."""
+    """SHA-256 of what the client sent on stream 1, END included; empty where the step takes no input, or ended before
+    all of it had come (a command that did not read on)."""
     opaque: str = ""
     """Why it cannot be replayed, in words: it was a terminal, had interactive input, gave more than is recorded."""
     principal: str = ""
