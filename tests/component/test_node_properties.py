@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from typing import Any
 
 import uvloop
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +23,9 @@ OPERATIONS = (
     "exec",
     "sleep",
     "stop",
+    "pause",
+    "resume",
+    "refuse-pause",
     "crash",
     "cancel",
     "open-gate",
@@ -63,11 +65,14 @@ class Run:
         elif operation == "crash" and self.node.driver.instances:
             instances = list(self.node.driver.instances.values())
             instances[which % len(instances)].die(End("init_killed", "PID 1 was killed", {}))
-        elif operation in ("exec", "sleep", "stop") and record is not None:
-            args: dict[str, Any] = {"sandbox": record}
-            if operation != "stop":
-                args["argv"] = ["true"] if operation == "exec" else ["sleep", "1000"]
-            self.others.append(self.client.start("sandbox.stop" if operation == "stop" else "exec", **args))
+        elif operation == "refuse-pause" and self.node.driver.instances:
+            instances = list(self.node.driver.instances.values())
+            instances[which % len(instances)].refuse_pause = InternalError("cannot pause: a step failed")
+        elif operation in ("stop", "pause", "resume") and record is not None:
+            self.others.append(self.client.start(f"sandbox.{operation}", sandbox=record))
+        elif operation in ("exec", "sleep") and record is not None:
+            argv = ["true"] if operation == "exec" else ["sleep", "1000"]
+            self.others.append(self.client.start("exec", sandbox=record, argv=argv))
         if operation == "settle" or which % 2:
             await self.client.call("server.info")
         self.look()
@@ -125,6 +130,7 @@ def test_any_order_of_operations(steps: list[tuple[str, int]]) -> None:
     uvloop.run(scenario())
 
 
-def test_only_a_running_sandbox_takes_commands_and_any_may_be_stopped() -> None:
-    assert ALLOWED[Operation.EXEC] == ALLOWED[Operation.FILES] == {State.RUNNING}
+def test_what_lives_takes_commands_and_any_may_be_stopped() -> None:
+    for operation in (Operation.EXEC, Operation.FILES, Operation.PAUSE, Operation.RESUME):
+        assert ALLOWED[operation] == {State.RUNNING, State.PAUSING, State.PAUSED, State.RESUMING}
     assert ALLOWED[Operation.STOP] == ALLOWED[Operation.INSPECT] == set(State)

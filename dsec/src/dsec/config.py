@@ -46,6 +46,21 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How long the fork server may take for anything but a create before it counts as hung and is replaced."""
     kept_final: int = 1024
     """Sandboxes that have ended and are still remembered."""
+    durable: bool = False
+    """Sync the journal before anything in it is answered: it then survives a loss of power too, and each answer waits
+    for the disk."""
+    log_keep_s: float = 7 * 86_400.0
+    """How long the command log of a sandbox or rollout is kept after its end."""
+    log_bytes: int = 8 * GIB
+    """Of all command logs together; beyond it the oldest that have ended go first."""
+
+    @property
+    def journal_path(self) -> str:
+        return f"{self.state_dir}/edge.db"
+
+    @property
+    def logs_dir(self) -> str:
+        return f"{self.state_dir}/logs"
 
     @property
     def api_socket(self) -> str:

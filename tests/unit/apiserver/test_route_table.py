@@ -25,4 +25,5 @@ def test_what_changes_something_is_not_open_to_readers() -> None:
     assert readable == {
         *("server.info", "node.doctor", "sandbox.inspect", "sandbox.list", "sandbox.logs"),
         *("image.list", "image.inspect", "image.verify"),
+        *("log.read", "log.output", "rollout.list", "job.list", "job.inspect"),
     }

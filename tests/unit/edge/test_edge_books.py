@@ -121,7 +121,7 @@ def test_guards_say_state_and_cause() -> None:
     with pytest.raises(SandboxStateError) as caught:
         one.require(Operation.EXEC, "run a command")
     assert caught.value.details["state"] == "creating"
-    assert caught.value.details["allowed"] == ["running"]
+    assert caught.value.details["allowed"] == ["paused", "pausing", "resuming", "running"]
     one.state, one.cause, one.message = State.FAILED, "init_killed", "PID 1 was killed by signal 9"
     with pytest.raises(SandboxFailedError, match="killed by signal 9"):
         one.require(Operation.FILES, "use files")

@@ -24,6 +24,11 @@ class Admission:
         self.memory_requested += requests.memory_bytes
         self.pids_requested += requests.pids
 
+    def adopt(self, requests: Requests) -> None:
+        """Of a sandbox that lives already: counted whether or not it fits."""
+        self.memory_requested += requests.memory_bytes
+        self.pids_requested += requests.pids
+
     def give_back(self, requests: Requests) -> None:
         self.memory_requested -= requests.memory_bytes
         self.pids_requested -= requests.pids

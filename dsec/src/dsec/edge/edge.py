@@ -9,20 +9,25 @@ from dataclasses import dataclass
 import structlog
 
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
+from dsec.commandlog import CommandLog
 from dsec.drivers.base import Driver
-from libdsec.protocol.errors import UnavailableError, UnsupportedOperationError
+from dsec.journal import Journal
+from libdsec.protocol.errors import DSecError, UnavailableError, UnsupportedOperationError
 from libdsec.protocol.nodes import DoctorReport, NodeStatus
 
-from . import ending
+from . import bulk, ending
 from .admission import Admission
 from .clock import Clock
 from .images import Images
+from .leases import Leases
 from .options import Machine
 from .reaper import Reaper
+from .recovery import Recovery
 from .registry import Registry
+from .rows import Rows
 from .sandbox import Sandbox
 from .slots import Slots
-from .tasks import ANSWERED, Spawn
+from .tasks import ANSWERED, Spawn, outcome_of_commit
 from .verbs import VERBS
 
 _log = structlog.get_logger("dsec.edge")
@@ -32,6 +37,14 @@ Probe = Callable[[], DoctorReport]
 
 SWEEP_S = 5.0
 """Between two looks for overdue calls."""
+
+LEASES_S = 1.0
+"""Between two looks for leases that are over, while there are any."""
+
+PRUNE_S = 600.0
+"""Between two looks for command logs that are kept long enough."""
+
+DRAIN_POLL_S = 0.05
 
 STOP_TIMEOUT_S = 60.0
 """For all sandboxes together when the edge closes."""
@@ -53,7 +66,16 @@ class Node:
 
 class Edge:
     def __init__(
-        self, node: Node, *, drivers: dict[str, Driver], images: Images, clock: Clock, spawn: Spawn, probe: Probe
+        self,
+        node: Node,
+        *,
+        drivers: dict[str, Driver],
+        images: Images,
+        journal: Journal,
+        log: CommandLog,
+        clock: Clock,
+        spawn: Spawn,
+        probe: Probe,
     ) -> None:
         """`spawn` runs coroutines in the task group of whoever owns the edge; `probe` answers `dsec doctor`."""
         self.node = node
@@ -66,9 +88,15 @@ class Edge:
         self.admission = Admission(node.name, node.memory_for_requests, node.pids_for_requests)
         self.slots = Slots(node.id_base, node.id_ranges)
         self.reaper = Reaper()
+        self.journal = journal
+        self.log = log
+        self._over: set[str] = set()
+        self.rows = Rows(journal)
+        self.leases = Leases(journal, clock)
+        self.recovery = Recovery(self)
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def subject(self) -> str:
@@ -76,10 +104,15 @@ class Edge:
         return f"edge.{self.node.edge_prefix}"
 
     async def start(self) -> None:
-        """Make the drivers ready; what an earlier edge left is taken away."""
+        """Make the drivers ready; what an earlier edge left is adopted, or finished and taken away."""
         for driver in self.drivers.values():
             await driver.start()
-        self.sweep()
+        self.leases.load()
+        await self.recovery.run()
+        self._every("sweep", SWEEP_S, self.sweep)
+        self._every("scopes", SWEEP_S, self.end_scopes)
+        self._every("leases", LEASES_S, self.end_orphans)
+        self._every("prune", PRUNE_S, self.prune)
 
     def handle(self, request: Request, caller: Caller) -> Answerer:
         """The bus handler: every call of this node."""
@@ -96,6 +129,13 @@ class Edge:
         """:raises UnavailableError: the edge is closing."""
         if self.closing:
             raise UnavailableError(f"cannot {doing}: this node is shutting down", node=self.node.name)
+
+    def require_taking(self, method: str) -> None:
+        """:raises UnavailableError: the edge is closing or draining; the next one will take it."""
+        if self.closing:
+            raise UnavailableError(
+                f"cannot take {method}: this node's server is ending", node=self.node.name, closing=True
+            )
 
     def driver(self, backend: str) -> Driver:
         """:raises UnsupportedOperationError: this node has no such backend."""
@@ -136,19 +176,61 @@ class Edge:
 
     def finish(self, sandbox: Sandbox) -> None:
         """It is final and everything was given back."""
+        self.rows.save(sandbox, self.clock.now())
         sandbox.instance = None
         self.reaper.ended(sandbox)
         self.registry.finish(sandbox)
+        self.scope_over(sandbox.scope)
+
+    def scope_over(self, scope: str) -> None:
+        """Perhaps nobody says any more to this log: it ends at a later sweep, if nothing in it runs then."""
+        self._over.add(scope)
+
+    async def written(self, sandbox: Sandbox) -> None:
+        """Its row, as it is now, is in the journal afterwards."""
+        done, then, failed = outcome_of_commit()
+        self.rows.save(sandbox, self.clock.now(), then, failed)
+        await done
+
+    def after_commit(self, then: Callable[[], None], failed: Callable[[DSecError], None]) -> None:
+        """Call `then` when everything that was submitted to the journal so far is in it."""
+        self.journal.submit_all((), then, failed)
+
+    def end_scopes(self) -> None:
+        """Command logs whose sandboxes have all ended are kept for their time, and end now."""
+        alive = {sandbox.scope for sandbox in self.registry.live()}
+        over, self._over = self._over, set()
+        for scope in over - alive:
+            if self.log.running_steps(scope) or self.leases.holds("rollout", scope):
+                self._over.add(scope)
+            else:
+                self.log.end_scope(scope)
+
+    def end_orphans(self) -> None:
+        """Pause or stop what nobody holds any more."""
+        for lease, action in self.leases.due():
+            if lease.kind == "job":
+                orphans = self.registry.of_job(lease.name)
+            elif lease.kind == "rollout":
+                orphans = self.registry.of_rollout(lease.name)
+            else:
+                orphans = [sandbox for sandbox in self.registry.live() if sandbox.id == lease.name]
+            _log.info("orphaned", kind=lease.kind, name=lease.name, action=action, sandboxes=len(orphans))
+            self.spawn(bulk.act(self, orphans, bulk.ACTIONS[action], "orphaned", lambda *_: None))
+
+    def prune(self) -> None:
+        """Let go of command logs that were kept long enough."""
+        self.spawn(self.log.prune(self.clock.now()))
 
     def sweep(self) -> None:
         """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang."""
         now = self.clock.monotonic()
         for sandbox in self.registry.live():
+            if sandbox.paused_at is not None:
+                continue
             for relay in [relay for relay in sandbox.open if relay.due < now]:
                 _log.warning("PID 1 is overdue", sandbox=sandbox.id)
                 relay.expire()
-        if not self.closing:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self.sweep)
 
     def reap(self) -> None:
         """Begin the stop of everything that is due."""
@@ -171,13 +253,36 @@ class Edge:
             if late:
                 _log.error("sandboxes did not stop in time; ending their backend", count=len(late))
 
-    async def close(self) -> None:
-        """End the drivers, and with them what is left. Legal also after a start that failed."""
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new work and wait for what runs; afterwards `close(leave=True)` may end us without a loss: what goes
+        on unheard is kept by the sandboxes."""
         self.closing = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        deadline = self.clock.monotonic() + timeout_s
+        while self.clock.monotonic() < deadline:
+            if not any(sandbox.open or not sandbox.settled.is_set() for sandbox in self.registry.live()):
+                return
+            await asyncio.sleep(DRAIN_POLL_S)
+        _log.info("calls go on without a server", sandboxes=sum(bool(s.open) for s in self.registry.live()))
+
+    async def close(self, *, leave: bool = False) -> None:
+        """End the drivers, and with them what is left; with `leave` that goes on and the next edge adopts it. Legal
+        also after a start that failed."""
+        self.closing = True
+        for timer in (*self._timers.values(), *([self._timer] if self._timer is not None else ())):
+            timer.cancel()
         for driver in self.drivers.values():
-            await driver.close()
+            await driver.close(leave=leave)
+
+    def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        """Do it now and then, until the edge closes."""
+
+        def again() -> None:
+            if self.closing:
+                return
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, again)
+            work()
+
+        again()
 
     def _arm(self) -> None:
         """One timer, for the earliest that may be due."""

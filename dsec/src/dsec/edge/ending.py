@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from dsec import faults
 from dsec.bus import as_dsec_error
 from dsec.drivers.base import End
 from libdsec.protocol.errors import DSecError, SandboxFailedError
-from libdsec.protocol.lifecycle import State
+from libdsec.protocol.lifecycle import ALIVE, State
 
 from .sandbox import Sandbox
 
@@ -39,8 +40,9 @@ def begin_stop(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     if sandbox.move(State.CREATING, State.STOPPING):
         sandbox.cause = cause
         sandbox.ending = edge.spawn(_stop_creating(edge, sandbox))
-    elif sandbox.move(State.RUNNING, State.STOPPING):
+    elif any(sandbox.move(state, State.STOPPING) for state in ALIVE):
         sandbox.cause = cause
+        edge.rows.save(sandbox, edge.clock.now())
         sandbox.ending = edge.spawn(_stop_running(edge, sandbox))
 
 
@@ -57,6 +59,12 @@ async def _stop_creating(edge: Edge, sandbox: Sandbox) -> None:
 
 
 async def _stop_running(edge: Edge, sandbox: Sandbox) -> None:
+    async with sandbox.turn:  # a pause or resume that is under way comes to its own end first; it has a deadline
+        await _stop_in_turn(edge, sandbox)
+
+
+async def _stop_in_turn(edge: Edge, sandbox: Sandbox) -> None:
+    faults.point("stop.begun")
     error = SandboxFailedError(
         f"cannot finish: sandbox {sandbox.id} was stopped ({sandbox.cause})", sandbox=sandbox.id, cause=sandbox.cause
     )
@@ -67,18 +75,20 @@ async def _stop_running(edge: Edge, sandbox: Sandbox) -> None:
         sandbox.move(State.STOPPING, State.FAILED)
         sandbox.cause = "stop_failed"
         sandbox.log.add(edge.clock.now(), "failed", {"cause": sandbox.cause, "message": sandbox.message})
+    faults.point("stop.done")
     edge.finish(sandbox)
 
 
 def failed(edge: Edge, sandbox: Sandbox, end: End) -> None:
     """The driver says that the sandbox has ended by itself."""
-    if not (sandbox.move(State.RUNNING, State.FAILED) or sandbox.move(State.CREATING, State.FAILED)):
+    if not any(sandbox.move(state, State.FAILED) for state in (*ALIVE, State.CREATING)):
         return
     sandbox.cause, sandbox.message = end.cause, end.message
     sandbox.error = SandboxFailedError(
         f"cannot use sandbox {sandbox.id}: {end.message}", sandbox=sandbox.id, cause=end.cause
     )
     sandbox.log.add(edge.clock.now(), "failed", {"cause": end.cause, "message": end.message, **end.detail})
+    edge.rows.save(sandbox, edge.clock.now())
     if sandbox.instance is not None:
         clean(edge, sandbox, sandbox.error)
 
@@ -89,8 +99,9 @@ def clean(edge: Edge, sandbox: Sandbox, error: DSecError) -> None:
 
 
 async def _clean(edge: Edge, sandbox: Sandbox, error: DSecError) -> None:
-    await _destroy(edge, sandbox, error)
-    edge.finish(sandbox)
+    async with sandbox.turn:
+        await _destroy(edge, sandbox, error)
+        edge.finish(sandbox)
 
 
 async def _destroy(edge: Edge, sandbox: Sandbox, error: DSecError) -> bool:

@@ -1,7 +1,8 @@
 """The reaper: which sandboxes are due to be stopped, by idle TTL or total deadline. Pure, on one heap of times.
 
 An idle sandbox is one in which no call of a client runs; its time counts from the end of the last one. Use does not
-touch the heap: an entry that comes up too early is put back for the time it should have had.
+touch the heap: an entry that comes up too early is put back for the time it should have had. A paused sandbox is never
+due.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from .sandbox import Sandbox
 
 IDLE, DEADLINE = "idle_ttl", "deadline"
 _SLACK = 64
+_PAUSED_STEP_S = 1.0
+"""A paused sandbox is not looked at again before that."""
 
 
 class Reaper:
@@ -45,6 +48,11 @@ class Reaper:
         while self._heap and self._heap[0][0] <= now:
             _, _, sandbox = heapq.heappop(self._heap)
             if sandbox.final:
+                continue
+            if sandbox.paused_at is not None:
+                # its time stands still: when it goes on, as much is left as at the pause
+                left = (_next(sandbox) or sandbox.paused_mono) - sandbox.paused_mono
+                heapq.heappush(self._heap, (now + max(left, _PAUSED_STEP_S), next(self._order), sandbox))
                 continue
             cause = _cause(sandbox, now)
             if cause is not None:

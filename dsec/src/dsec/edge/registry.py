@@ -60,6 +60,22 @@ class Registry:
         self._forget_key(sandbox)
         self.finish(sandbox)
 
+    def restore(self, sandbox: Sandbox) -> None:
+        """From the journal: as it was when an earlier edge wrote it down. Oldest first."""
+        if sandbox.key is not None:
+            self._keys[sandbox.principal, sandbox.key] = sandbox
+        if sandbox.final:
+            self._final[sandbox.id] = sandbox
+        else:
+            self._live[sandbox.id] = sandbox
+
+    def of_job(self, job: str) -> list[Sandbox]:
+        """Those of a job that live, the oldest first."""
+        return [sandbox for sandbox in self._live.values() if sandbox.job == job]
+
+    def of_rollout(self, rollout: str) -> list[Sandbox]:
+        return [sandbox for sandbox in self._live.values() if sandbox.spec.rollout == rollout]
+
     def live(self) -> Iterator[Sandbox]:
         return iter(list(self._live.values()))
 

@@ -1,18 +1,28 @@
-"""One call of a client in a sandbox, seen from the edge: it lets everything through and keeps the books."""
+"""One call in a sandbox, seen from the edge: it lets everything through, keeps the books, and hands over the end only
+when the command log has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsec.bus import Answerer, Caller, encode_error
-from libdsec.protocol.errors import OutcomeUnknownError
+import msgspec
 
-from .clock import Clock
+from dsec import faults
+from dsec.bus import Caller, encode_error
+from dsec.commandlog import OpenStep, Recorder
+from libdsec.protocol.errors import BY_CODE, DSecError, ErrorBody, OutcomeUnknownError
+
+from .feed import Feed
 from .sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from .edge import Edge
 
 OVERDUE_S = 10.0
 """After a command's timeout: PID 1 ends the command in much less."""
+
+_decode_error = msgspec.msgpack.Decoder(ErrorBody).decode
 
 
 class Relay:
@@ -20,89 +30,141 @@ class Relay:
 
     __slots__ = (
         "_caller",
-        "_clock",
+        "_collects",
         "_detail",
         "_done",
+        "_edge",
         "_event",
+        "_recorder",
         "_sandbox",
+        "_step",
         "credit",
-        "data",
         "due",
         "event",
+        "feed",
         "when_drained",
     )
 
     def __init__(
-        self, sandbox: Sandbox, caller: Caller, clock: Clock, event: str, detail: dict[str, Any] | None
+        self,
+        edge: Edge,
+        sandbox: Sandbox,
+        caller: Caller,
+        step: OpenStep,
+        event: str,
+        detail: dict[str, Any] | None,
     ) -> None:
-        """`event` and `detail`: how the end is written into the sandbox's log; no detail, no entry."""
+        """`event` and `detail`: how the end is written into the sandbox's events; no detail, no entry."""
+        self._edge = edge
         self._sandbox = sandbox
         self._caller = caller
-        self._clock = clock
+        self._step = step
+        self._recorder = Recorder()
+        self._collects = not step.opaque
+        self.feed = Feed(self._recorder)
         self._event = event
         self._detail = detail
         self._done = False
         self.due = float("inf")
         """When PID 1 must have answered, by the monotonic clock."""
-        # streams need no book-keeping: the caller's own methods, without a step between
-        self.data = caller.data
+        # these need no book-keeping: the caller's own methods, without a step between
         self.credit: Callable[[int, int], None] = caller.credit
         self.event = caller.event
         self.when_drained = caller.when_drained
         sandbox.open.add(self)
 
+    def data(self, stream: int, payload: bytes, flags: int) -> bool:
+        if self._collects:
+            self._recorder.output(stream, payload)
+        return self._caller.data(stream, payload, flags)
+
     def result(self, payload: bytes) -> None:
-        if not self._done:
-            self._close(payload)
-            self._caller.result(payload)
+        if self._done:
+            return
+        self._done = True
+        self._end("result", payload, lambda: self._caller.result(payload))
 
     def error(self, payload: bytes) -> None:
+        if self._done:
+            return
+        self._done = True
+        code = _code(payload)
+        kind = BY_CODE.get(code, DSecError)
+        if kind.retry != "never":
+            # it surely did not run: the number is free for the next try
+            self._step.withdraw(lambda: self._deliver(payload, lambda: self._caller.error(payload)))
+            return
+        state = "unknown" if code == OutcomeUnknownError.code else "error"
+        self._end(state, payload, lambda: self._caller.error(payload))
+
+    def fail(self, error: DSecError) -> None:
+        self.error(encode_error(error))
+
+    def refuse(self, error: DSecError) -> None:
+        """The step could not be begun in the log: nothing was sent, and nothing is recorded."""
         if not self._done:
+            self._done = True
+            payload = encode_error(error)
             self._close(payload)
             self._caller.error(payload)
 
     def limit(self, timeout_ms: int) -> None:
         """Expect an answer once the command's own timeout is over. 0 is no timeout."""
         if timeout_ms:
-            self.due = self._clock.monotonic() + timeout_ms / 1000 + OVERDUE_S
+            self.due = self._edge.clock.monotonic() + timeout_ms / 1000 + OVERDUE_S
 
     def expire(self) -> None:
         """PID 1 is long over the command's own timeout. Whatever it may say later is not heard any more."""
-        self.error(
-            encode_error(
-                OutcomeUnknownError(
-                    f"cannot tell how the command in sandbox {self._sandbox.id} ended: PID 1 has not answered "
-                    f"{OVERDUE_S:g} s after its timeout; look before repeating it, or stop the sandbox",
-                    sandbox=self._sandbox.id,
-                )
+        self.fail(
+            OutcomeUnknownError(
+                f"cannot tell how the command in sandbox {self._sandbox.id} ended: PID 1 has not answered "
+                f"{OVERDUE_S:g} s after its timeout; look before repeating it, or stop the sandbox",
+                sandbox=self._sandbox.id,
             )
         )
 
-    def drop(self) -> None:
-        """The call could not be opened."""
-        self._sandbox.open.discard(self)
+    def _end(self, state: Any, payload: bytes, tell: Callable[[], None]) -> None:
+        faults.point("step.answered")
+        recorder = self._recorder
+        self._step.end(
+            state=state,
+            answer=payload,
+            stdout=recorder.stdout,
+            stderr=recorder.stderr,
+            input_digest=recorder.input_digest,
+            opaque=recorder.opaque,
+            then=lambda: self._deliver(payload, tell),
+            failed=self._unrecorded,
+        )
+
+    def _deliver(self, payload: bytes, tell: Callable[[], None]) -> None:
+        faults.point("step.recorded")
+        self._close(payload)
+        self.feed.acknowledge()
+        tell()
+        faults.point("step.told")
+
+    def _unrecorded(self, error: DSecError) -> None:
+        """It ran, and the log does not take how it ended: nobody may be told that it is done."""
+        told = OutcomeUnknownError(
+            f"cannot tell how a call in sandbox {self._sandbox.id} ended: it is over, but could not be recorded: "
+            f"{error}; make room, then look before repeating it",
+            sandbox=self._sandbox.id,
+        )
+        payload = encode_error(told)
+        self._close(payload)
+        self._caller.error(payload)
 
     def _close(self, payload: bytes) -> None:
-        self._done = True
-        sandbox, now = self._sandbox, self._clock.now()
+        sandbox, now = self._sandbox, self._edge.clock.now()
         sandbox.open.discard(self)
-        sandbox.touch(now, self._clock.monotonic())
+        sandbox.touch(now, self._edge.clock.monotonic())
         if self._detail is not None:
             sandbox.log.add(now, self._event, self._detail, payload)
 
 
-def open_call(
-    sandbox: Sandbox,
-    relay: Relay,
-    call: Callable[..., Answerer],
-    method: str,
-    args: Any,
-    *,
-    streaming: bool,
-) -> Answerer:
-    """:raises DSecError: what `Instance.call` refuses; the relay is closed then."""
+def _code(payload: bytes) -> str:
     try:
-        return call(method, args, relay, streaming=streaming)
-    except BaseException:
-        relay.drop()
-        raise
+        return _decode_error(payload).code
+    except msgspec.DecodeError:
+        return DSecError.code

@@ -30,6 +30,8 @@ class Defaults(msgspec.Struct, frozen=True):
     user: str
     encoded_env: msgspec.Raw
     """The whole environment of a call by the default user that adds nothing: by far the most calls."""
+    image: ImageConfig
+    """What the image said, so that the same can be made again from the spec."""
 
 
 class ResolvedExec(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ def make_defaults(spec: SandboxSpec, image: ImageConfig) -> Defaults:
     env = {"PATH": DEFAULT_PATH, **image.env, **spec.env}
     user = spec.user if spec.user is not None else image.user
     cwd = spec.cwd if spec.cwd is not None else image.cwd
-    return Defaults(env, cwd, user, msgspec.Raw(_encode(_with_home(env, user))))
+    return Defaults(env, cwd, user, msgspec.Raw(_encode(_with_home(env, user))), image)
 
 
 def resolve_exec(request: ExecRequest, defaults: Defaults) -> ResolvedExec:

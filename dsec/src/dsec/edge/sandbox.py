@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .relay import Relay
     from .resolve import Defaults
 
+PAUSES = frozenset({State.PAUSING, State.PAUSED, State.RESUMING})
+"""States in which nothing can be sent to it at once."""
+
 
 class Sandbox:
     __slots__ = (
@@ -29,18 +32,25 @@ class Sandbox:
         "error",
         "id",
         "instance",
+        "job",
         "key",
         "last_used_at",
+        "layers",
         "limits",
         "log",
         "message",
         "node",
         "open",
+        "paused_at",
+        "paused_mono",
+        "paused_s",
         "principal",
         "settled",
         "slot",
         "spec",
         "state",
+        "track",
+        "turn",
         "used",
     )
 
@@ -50,6 +60,9 @@ class Sandbox:
         self.node = node
         self.principal = principal
         self.key: str | None = None
+        self.job = spec.job
+        self.track = ""
+        """Of the command log: where its creator's steps go."""
         self.state = State.CREATING
         self.cause: str | None = None
         self.message = ""
@@ -61,6 +74,12 @@ class Sandbox:
         self.used = monotonic
         self.deadline = None if spec.deadline_s is None else monotonic + spec.deadline_s
         self.create_ms: float | None = None
+        self.paused_at: float | None = None
+        self.paused_mono = 0.0
+        self.paused_s = 0.0
+        self.turn = asyncio.Lock()
+        """Held by whoever pauses, resumes or ends it: one at a time."""
+        self.layers: tuple[str, ...] = ()
         self.log = EventLog()
         self.open: set[Relay] = set()
         """Calls of clients that run in it now."""
@@ -83,6 +102,15 @@ class Sandbox:
         if expected is State.CREATING:
             self.settled.set()
         return True
+
+    @property
+    def scope(self) -> str:
+        """Of its command log: its rollout's, or its own."""
+        return self.spec.rollout or self.id
+
+    @property
+    def paused(self) -> bool:
+        return self.state in PAUSES
 
     def require(self, operation: Operation, verb: str) -> Instance:
         """The instance, for an operation that the state allows.
@@ -117,6 +145,21 @@ class Sandbox:
     def final(self) -> bool:
         return self.state in FINAL
 
+    def begin_pause(self, now: float, monotonic: float) -> None:
+        """Its time stands still from here."""
+        self.paused_at, self.paused_mono = now, monotonic
+
+    def end_pause(self, monotonic: float) -> None:
+        """Its time goes on: what it has left is what it had."""
+        length = max(0.0, monotonic - self.paused_mono)
+        self.used += length
+        if self.deadline is not None:
+            self.deadline += length
+        for relay in self.open:
+            relay.due += length
+        self.paused_s += length
+        self.paused_at = None
+
     def touch(self, now: float, monotonic: float) -> None:
         """A client used it."""
         self.last_used_at = now
@@ -132,4 +175,9 @@ class Sandbox:
             last_used_at=self.last_used_at,
             node=self.node,
             create_ms=self.create_ms,
+            job=self.job,
+            rollout=self.spec.rollout,
+            paused_at=self.paused_at,
+            paused_s=round(self.paused_s, 3),
+            track=self.track,
         )

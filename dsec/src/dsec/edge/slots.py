@@ -35,7 +35,21 @@ class Slots:
                 f"cannot take another sandbox: all {self._count} ranges of host ids are in use", resource="ids"
             )
         self._taken.add(index)
-        return Slot(index, self._id_base + RANGE * (index + 1), self._id_base + index)
+        return self._slot(index)
+
+    def adopt(self, index: int) -> Slot:
+        """The slot of a sandbox that an earlier edge made. All of them are adopted before the first `take`.
+
+        :raises AdmissionRejectedError: there is no such slot (any more), or another one has it.
+        """
+        if not 0 <= index < self._count or index in self._taken:
+            raise AdmissionRejectedError(f"cannot adopt slot {index}: of {self._count} it is not free", resource="ids")
+        self._returned.extend(range(self._fresh, index))
+        if index in self._returned:
+            self._returned.remove(index)
+        self._fresh = max(self._fresh, index + 1)
+        self._taken.add(index)
+        return self._slot(index)
 
     def give_back(self, slot: Slot) -> None:
         """Only when nothing runs with its ids. A slot not taken is a bug of the caller (ValueError)."""
@@ -43,6 +57,9 @@ class Slots:
             raise ValueError(f"slot {slot.index} was not taken")
         self._taken.remove(slot.index)
         self._returned.append(slot.index)
+
+    def _slot(self, index: int) -> Slot:
+        return Slot(index, self._id_base + RANGE * (index + 1), self._id_base + index)
 
     @property
     def taken(self) -> int:

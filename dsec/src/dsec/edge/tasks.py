@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dsec.bus import Caller, as_dsec_error, encode_error
-from libdsec.protocol.errors import DeadlineExceededError
+from libdsec.protocol.errors import DeadlineExceededError, DSecError
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 """Runs a coroutine in a task group; the coroutine lets no exception out."""
@@ -63,3 +63,18 @@ async def _answer(work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doi
         caller.error(encode_error(as_dsec_error(error, f"finish {doing}")))
     else:
         caller.result(_encode(answer))
+
+
+def outcome_of_commit() -> tuple[asyncio.Future[None], Callable[[], None], Callable[[DSecError], None]]:
+    """A future and the two callbacks of the journal that decide it; whoever waited may have been canceled."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def then() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def failed(error: DSecError) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    return future, then, failed

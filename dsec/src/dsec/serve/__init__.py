@@ -3,8 +3,8 @@
 `main(config)` is what `dsec serve` calls. The order is: lock, log, state, edge (which takes away what an earlier one
 left and starts the fork server), then the socket, so that whoever can connect is answered. SIGTERM, SIGINT and the
 call `server.shutdown` end it in reverse: no new sandboxes, all stopped, fork server ended, socket gone, lock
-released. Nothing is left behind then, since adoption by a successor does not exist yet; after SIGKILL the next start
-takes everything away.
+released; nothing is left behind then. `server.drain` ends it too and leaves the sandboxes running. After that, and
+after a SIGKILL at any moment, the next start adopts them (`dsec.edge.recovery`).
 """
 
 from .lock import RunLock

@@ -16,13 +16,16 @@ import uvloop
 
 from dsec.apiserver import Service, serve
 from dsec.bus import LocalBus, as_dsec_error
+from dsec.commandlog import SCHEMA as LOG_SCHEMA
+from dsec.commandlog import Bounds, CommandLog
 from dsec.config import NodeConfig, find_aether
 from dsec.drivers.container.driver import ContainerConfig, ContainerDriver
-from dsec.edge import Edge
+from dsec.edge import Edge, leases, rows, starts
 from dsec.edge.clock import SystemClock
 from dsec.edge.identity import Identity, load_identity
 from dsec.edge.images import StoreImages
 from dsec.iam import Authority, Peer, Principal, no_quota
+from dsec.journal import Journal
 from dsec.linux.cgroups import CgroupPool, Hierarchies
 from dsec.placement import Placement
 from dsec.store.local import LocalStore
@@ -41,11 +44,19 @@ GC_THRESHOLD = 20_000
 CANCEL_TIMEOUT_S = 10.0
 """For what is canceled when the server ends: a build looks up once a second."""
 
+LogOf = Callable[[NodeConfig, Journal], CommandLog]
+
 _log = structlog.get_logger("dsec.serve")
 
 
-def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `server.shutdown`. `ready` is called once the socket answers.
+def open_log(config: NodeConfig, journal: Journal) -> CommandLog:
+    """:raises UnavailableError | CapacityError: it cannot be read or written."""
+    bounds = Bounds(keep_s=config.log_keep_s, total_bytes=config.log_bytes)
+    return CommandLog(journal, config.logs_dir, SystemClock(), bounds=bounds)
+
+
+def main(config: NodeConfig, *, ready: Callable[[], None] | None = None, log_of: LogOf = open_log) -> None:
+    """Serve until SIGTERM, SIGINT, `server.shutdown` or `server.drain`. `ready` is called once the socket answers.
 
     :raises AlreadyExistsError: another server has these directories.
     :raises UnavailableError: the log, the fork server or the socket cannot be made.
@@ -67,7 +78,7 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None) -> None
         locks.enter_context(prefix_held(identity.edge_prefix))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_run(config, identity, ready))
+                runner.run(_run(config, identity, ready, log_of))
             except BaseExceptionGroup as group:
                 raise _first(group) from group
 
@@ -77,13 +88,14 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None] | None) -> None:
+async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None] | None, log_of: LogOf) -> None:
     loop = asyncio.get_running_loop()
-    ending = asyncio.Event()
+    ending = Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.set)
+        loop.add_signal_handler(number, ending.stop)
     loop.set_exception_handler(_unhandled)
     store = LocalStore(config.state_dir)
+    journal = open_journal(config.journal_path, loop, durable=config.durable)
     try:
         async with asyncio.TaskGroup() as tasks:
             running: set[asyncio.Task[Any]] = set()
@@ -94,8 +106,8 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                 task.add_done_callback(running.discard)
                 return task
 
-            edge = _make_edge(config, identity, store, spawn)
-            service = make_service(edge, ending.set, lambda _: ending.set())
+            edge = _make_edge(config, identity, store, journal, log_of(config, journal), spawn)
+            service = make_service(edge, ending.stop, ending.drain)
             try:
                 await edge.start()
                 async with serve(service, config.api_socket):
@@ -105,15 +117,44 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                     gc.set_threshold(GC_THRESHOLD)
                     if ready is not None:
                         ready()
-                    await ending.wait()
-                    _log.info("ending", sandboxes=len(edge.registry))
-                    await edge.stop_all()
+                    await ending.asked.wait()
+                    _log.info("ending", sandboxes=len(edge.registry), left_running=ending.leave)
+                    if ending.leave:
+                        await edge.drain(ending.timeout_s)
+                    else:
+                        await edge.stop_all()
                     await _cancel(running)
             finally:
-                await edge.close()
+                await edge.close(leave=ending.leave)
     finally:
+        await journal.close()
         store.close()
     _log.info("ended")
+
+
+class Ending:
+    """Whether and how the server is to end. The first wish counts, but a stop may follow a drain."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.leave = False
+        """Sandboxes go on, and the next server adopts them."""
+        self.timeout_s = 0.0
+
+    def stop(self) -> None:
+        self.leave = False
+        self.asked.set()
+
+    def drain(self, timeout_s: float) -> None:
+        if not self.asked.is_set():
+            self.leave, self.timeout_s = True, timeout_s
+            self.asked.set()
+
+
+def open_journal(path: str, loop: asyncio.AbstractEventLoop, *, durable: bool = False) -> Journal:
+    """:raises UnavailableError | CapacityError: it cannot be read or written."""
+    schemas = (rows.SCHEMA, leases.SCHEMA, starts.SCHEMA, LOG_SCHEMA)
+    return Journal(path, loop, schemas, durable=durable)
 
 
 async def _cancel(running: set[asyncio.Task[Any]]) -> None:
@@ -131,6 +172,8 @@ def _make_edge(
     config: NodeConfig,
     identity: Identity,
     store: LocalStore,
+    journal: Journal,
+    command_log: CommandLog,
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
 ) -> Edge:
     mounts: list[LayerMounts] = []
@@ -149,6 +192,7 @@ def _make_edge(
             shm_bytes=config.shm_bytes,
             epoch=new_token(),
             fork_server_timeout_s=config.fork_server_timeout_s,
+            start_number=starts.count_start(journal),
         ),
         cgroups=CgroupPool(f"dsec-{identity.edge_prefix}", Hierarchies.detect()),
         layers=layers,
@@ -158,6 +202,8 @@ def _make_edge(
         describe(config, identity),
         drivers={driver.backend: driver},
         images=StoreImages(store, mounts[0]),
+        journal=journal,
+        log=command_log,
         clock=SystemClock(),
         spawn=spawn,
         probe=_probe,

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsec.apiserver import Service, serve
+from dsec.commandlog import Bounds, CommandLog
 from dsec.edge import Edge, Node
-from dsec.edge.clock import SystemClock
-from dsec.edge.options import Machine
-from dsec.serve.node import make_service
+from dsec.edge.clock import Clock, SystemClock
+from dsec.edge.options import Machine as Resources
+from dsec.serve.node import make_service, open_journal
 from libdsec.protocol.nodes import DoctorReport, Finding
 from libdsec.protocol.spec import MIB
 
 from .fake_clock import FakeClock
-from .fake_driver import FakeDriver
+from .fake_driver import FakeDriver, Machine
 from .fake_images import FakeImages
 from .wire_client import WireClient, wire_client
 
-MACHINE = Machine(memory_bytes=8192 * MIB, cpus=4, pids=32_768, default_memory_bytes=2048 * MIB, default_pids=1024)
+MACHINE = Resources(memory_bytes=8192 * MIB, cpus=4, pids=32_768, default_memory_bytes=2048 * MIB, default_pids=1024)
 
 
 @dataclass
@@ -32,6 +33,7 @@ class FakeNode:
     socket: str
     service: Service
     shutdown: asyncio.Event
+    leave: bool = False
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[WireClient]:
         return wire_client(self.socket, **options)
@@ -52,9 +54,14 @@ def node_description(**changes: Any) -> Node:
 
 
 @asynccontextmanager
-async def fake_node(directory: str, clock: FakeClock | None = None, **changes: Any) -> AsyncIterator[FakeNode]:
-    """`changes` are of the `Node` that the edge is told about."""
-    driver, images = FakeDriver(), FakeImages()
+async def fake_node(
+    directory: str, clock: FakeClock | None = None, machine: Machine | None = None, **changes: Any
+) -> AsyncIterator[FakeNode]:
+    """`changes` are of the `Node` that the edge is told about. A second node in the same directory on the same
+    machine is a successor of the first: set `leave` on that one, so that it ends without its sandboxes."""
+    driver, images = FakeDriver(machine=machine), FakeImages()
+    time: Clock = clock or SystemClock()
+    journal = open_journal(f"{directory}/edge.db", asyncio.get_running_loop())
     async with asyncio.TaskGroup() as tasks:
 
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -64,7 +71,9 @@ async def fake_node(directory: str, clock: FakeClock | None = None, **changes: A
             node_description(**changes),
             drivers={driver.backend: driver},
             images=images,
-            clock=clock or SystemClock(),
+            journal=journal,
+            log=CommandLog(journal, f"{directory}/logs", time, bounds=Bounds()),
+            clock=time,
             spawn=spawn,
             probe=lambda: DoctorReport((Finding("fake", "ok", "nothing was tried"),)),
         )
@@ -77,10 +86,12 @@ async def fake_node(directory: str, clock: FakeClock | None = None, **changes: A
             make_service(edge, shutdown.set, lambda _: shutdown.set()),
             shutdown,
         )
-        await edge.start()
         try:
+            await edge.start()
             async with serve(node.service, node.socket):
                 yield node
-                await edge.stop_all()
+                if not node.leave:
+                    await edge.stop_all()
         finally:
-            await edge.close()
+            await edge.close(leave=node.leave)
+            await journal.close()

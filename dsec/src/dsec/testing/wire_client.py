@@ -84,10 +84,18 @@ class WireClient:
         self.send_bytes(frames.encode(kind, call, payload, stream, flags))
 
     def start(self, method: str, **args: Any) -> WireCall:
+        return self._open({"method": method, "args": args})
+
+    def step(self, track: str, n: int, method: str, *, epoch: int = 0, again: bool = False, **args: Any) -> WireCall:
+        """A call that names its place in the command log."""
+        step = {"track": track, "n": n, "epoch": epoch, "again": again}
+        return self._open({"method": method, "args": args, "step": step})
+
+    def _open(self, payload: dict[str, Any]) -> WireCall:
         call = WireCall(self, self._next)
         self._next += 1
         self._calls[call.number] = call
-        call.send(Kind.CALL, msgspec.msgpack.encode({"method": method, "args": args}))
+        call.send(Kind.CALL, msgspec.msgpack.encode(payload))
         return call
 
     async def call(self, method: str, **args: Any) -> Any:

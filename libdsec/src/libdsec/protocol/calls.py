@@ -15,7 +15,7 @@ from . import environment, exec, files, jobs, nodes, spec, steps
 from .errors import WireError
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     method: str
     args: msgspec.Raw = msgspec.Raw(b"\x80")
     step: steps.StepTag | None = None

@@ -13,8 +13,9 @@ import msgspec
 from .errors import CommandFailedError
 
 
-class OutputLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bytes kept of one output stream: the first `head` and the last `tail`; what lies between is only counted."""
+class OutputLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes kept of one output stream: the first `head` and the last `tail`; what lies between is only counted. Both go
+    over the wire in any case, down to PID 1."""
 
     head: int = 512 * 1024
     tail: int = 512 * 1024

@@ -4,22 +4,27 @@ made."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
+from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error
+from dsec.commandlog import Begun, OpenStep
 from dsec.drivers.base import Driver, End, Order, Slot
 from dsec.edge import ending
 from dsec.edge.options import check_key, check_spec
 from dsec.edge.resolve import make_defaults, timeout_ms
 from dsec.edge.sandbox import Sandbox
-from dsec.edge.tasks import answer_by_task
+from dsec.edge.steps import run_as_task
+from dsec.edge.tasks import answer_by_task, outcome_of_commit
 from libdsec.protocol.calls import CreateRequest
 from libdsec.protocol.errors import DSecError, InvalidArgumentError, SandboxFailedError, SandboxStateError
 from libdsec.protocol.ids import new_sandbox_id
 from libdsec.protocol.lifecycle import State
 from libdsec.protocol.spec import SandboxInfo
+from libdsec.protocol.steps import MAIN, StepTag, check_scope_name
 
-from .arguments import read
+from .arguments import encode, read
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -27,13 +32,12 @@ if TYPE_CHECKING:
 MAX_SPEC_BYTES = 128 * 1024
 """Of an encoded request: what is kept for each sandbox and must fit into an answer."""
 
+CREATE_TRACK = "create"
+"""Of a sandbox's own log: holds one step, how it was made."""
+
 
 def create(edge: Edge, request: Request, caller: Caller) -> Answerer:
     started = edge.clock.monotonic()
-    return answer_by_task(edge.spawn, _create(edge, request, started), caller, "sandbox.create")
-
-
-async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
     if len(request.args) > MAX_SPEC_BYTES:
         raise InvalidArgumentError(
             f"cannot take a specification of {len(request.args)} bytes: the limit is {MAX_SPEC_BYTES}", field="spec"
@@ -41,9 +45,48 @@ async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
     asked = read(request, CreateRequest)
     check_key(asked.idempotency_key)
     timeout_ms(asked.timeout_s)
+    if asked.spec.job is not None:
+        check_scope_name(asked.spec.job, "job")
+    edge.require_taking("sandbox.create")
+    made = new_sandbox_id(edge.node.edge_prefix)
+    rollout = asked.spec.rollout
+    if rollout is None:
+        return answer_by_task(edge.spawn, _create_alone(edge, request, asked, made, started), caller, "sandbox.create")
+    check_scope_name(rollout, "rollout")
+
+    def work(step: OpenStep) -> Coroutine[Any, Any, SandboxInfo]:
+        return _create(edge, request, asked, made, started, f"{step.track}/{step.n}")
+
+    return run_as_task(edge, rollout, None, request, asked, caller, work, made=made)
+
+
+async def _create_alone(edge: Edge, request: Request, asked: CreateRequest, made: str, started: float) -> SandboxInfo:
+    """A sandbox with a log of its own, which begins with how it was made."""
+    info = await _create(edge, request, asked, made, started, MAIN)
+    if info.id == made:
+        step = edge.log.begin(
+            scope=made,
+            tag=StepTag(CREATE_TRACK, 1),
+            sandbox=made,
+            method=request.method,
+            args=asked,
+            request=bytes(request.args),
+            principal=request.principal,
+        )
+        if isinstance(step, Begun):
+            recorded, then, failed = outcome_of_commit()
+            step.entry.end(state="result", answer=encode(info), stdout=(), stderr=(), then=then, failed=failed)
+            faults.point("create.running")
+            await recorded
+            faults.point("create.recorded")
+    return info
+
+
+async def _create(
+    edge: Edge, request: Request, asked: CreateRequest, made: str, started: float, track: str
+) -> SandboxInfo:
     if (earlier := _earlier(edge, request, asked)) is not None:
         return await _joined(earlier, asked.timeout_s)
-    edge.require_open("create a sandbox")
     driver = edge.driver(asked.spec.backend)
     driver.check(asked.spec)
     limits = check_spec(asked.spec, edge.node.machine)
@@ -51,35 +94,45 @@ async def _create(edge: Edge, request: Request, started: float) -> SandboxInfo:
     if (earlier := _earlier(edge, request, asked)) is not None:
         # a second create with the same key came while this one waited
         return await _joined(earlier, asked.timeout_s)
-    edge.require_open("create a sandbox")
+    edge.require_taking("create a sandbox")
     sandbox = Sandbox(
-        id=new_sandbox_id(edge.node.edge_prefix),
+        id=made,
         spec=asked.spec,
         node=edge.node.name,
         principal=request.principal,
         now=edge.clock.now(),
         monotonic=started,
     )
-    sandbox.limits = limits
+    sandbox.limits, sandbox.layers, sandbox.track = limits, composed.layers, track
+    if sandbox.job is None and asked.spec.rollout is not None:
+        sandbox.job = edge.leases.job_of(asked.spec.rollout)
     sandbox.defaults = make_defaults(asked.spec, composed.config)
     slot = _promise(edge, sandbox)
     edge.registry.add(sandbox, asked.idempotency_key)
     sandbox.creation = asyncio.current_task()
     sandbox.log.add(sandbox.created_at, "created", {"image": asked.spec.image, "principal": request.principal})
-    order = Order(
-        id=sandbox.id,
-        spec=asked.spec,
-        layers=composed.layers,
-        slot=slot,
-        limits=limits,
-        hostname=asked.spec.hostname or sandbox.id,
-        timeout_s=asked.timeout_s,
-    )
-    await _make(edge, driver, sandbox, order)
+    faults.point("create.promised")
+    await _make(edge, driver, sandbox, order_of(sandbox, slot, asked.timeout_s))
+    faults.point("create.made")
     sandbox.create_ms = (edge.clock.monotonic() - started) * 1000
     sandbox.log.add(edge.clock.now(), "running", {"create_ms": round(sandbox.create_ms, 3)})
+    # in the same commit as the outcome of its create
+    edge.rows.save(sandbox, edge.clock.now())
     edge.watch(sandbox)
     return sandbox.info()
+
+
+def order_of(sandbox: Sandbox, slot: Slot, timeout_s: float) -> Order:
+    """What the driver is told of it, also when it is adopted."""
+    return Order(
+        id=sandbox.id,
+        spec=sandbox.spec,
+        layers=sandbox.layers,
+        slot=slot,
+        limits=sandbox.limits,
+        hostname=sandbox.spec.hostname or sandbox.id,
+        timeout_s=timeout_s,
+    )
 
 
 def _earlier(edge: Edge, request: Request, asked: CreateRequest) -> Sandbox | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.eventlog import shortened
-from dsec.edge.relay import Relay, open_call
 from dsec.edge.resolve import resolve_exec
+from dsec.edge.steps import Plan, run_in_sandbox
 from libdsec.protocol.exec import ExecRequest
 from libdsec.protocol.lifecycle import Operation
 
@@ -20,9 +20,23 @@ if TYPE_CHECKING:
 def execute(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, ExecRequest)
     sandbox = edge.registry.get(asked.sandbox)
-    instance = sandbox.require(Operation.EXEC, "run a command")
-    args = resolve_exec(asked, sandbox.running_defaults)
-    relay = Relay(sandbox, caller, edge.clock, "exec", {"argv": shortened(" ".join(asked.argv[:8]))})
-    relay.limit(args.timeout_ms)
-    # what has input or shows its output as it comes makes no sense without its client
-    return open_call(sandbox, relay, instance.call, "exec", args, streaming=args.stream or args.stdin)
+    plan = Plan(
+        "exec",
+        Operation.EXEC,
+        "run a command",
+        lambda defaults: resolve_exec(asked, defaults),
+        # what has input or shows its output as it comes makes no sense without its client
+        streaming=asked.stream or asked.stdin or asked.pty,
+        opaque=_opaque(asked),
+        event="exec",
+        detail={"argv": shortened(" ".join(asked.argv[:8]))},
+    )
+    return run_in_sandbox(edge, sandbox, request, asked, caller, plan)
+
+
+def _opaque(asked: ExecRequest) -> str:
+    if asked.pty:
+        return "it was a terminal"
+    if asked.stream:
+        return "its output was read while it ran"
+    return ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
-from dsec.edge.relay import Relay, open_call
 from dsec.edge.resolve import resolve_file
+from dsec.edge.steps import Plan, run_in_sandbox
 from libdsec.protocol.lifecycle import Operation
 
 from .arguments import read_any
@@ -21,7 +21,12 @@ _HALF_DONE = frozenset({"file.write", "file.extract", "file.watch", "file.read",
 def operate(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read_any(request)
     sandbox = edge.registry.get(asked.sandbox)
-    instance = sandbox.require(Operation.FILES, "use files")
-    args = resolve_file(asked, sandbox.running_defaults)
-    relay = Relay(sandbox, caller, edge.clock, request.method, None)
-    return open_call(sandbox, relay, instance.call, request.method, args, streaming=request.method in _HALF_DONE)
+    plan = Plan(
+        request.method,
+        Operation.FILES,
+        "use files",
+        lambda defaults: resolve_file(asked, defaults),
+        streaming=request.method in _HALF_DONE,
+        opaque="it was a watch" if request.method == "file.watch" else "",
+    )
+    return run_in_sandbox(edge, sandbox, request, asked, caller, plan)

@@ -39,5 +39,9 @@ def _matches(sandbox: Sandbox, asked: SandboxListRequest) -> bool:
         return False
     if sandbox.final and not asked.include_final:
         return False
+    if asked.job is not None and sandbox.job != asked.job:
+        return False
+    if asked.rollout is not None and sandbox.spec.rollout != asked.rollout:
+        return False
     labels = sandbox.spec.labels
     return all(labels.get(name) == value for name, value in asked.labels.items())

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.eventlog import shortened
-from dsec.edge.relay import Relay, open_call
 from dsec.edge.resolve import resolve_run, resolve_session
+from dsec.edge.steps import Plan, run_in_sandbox
 from libdsec.protocol.exec import SessionCloseRequest, SessionOpenRequest, SessionRunRequest
 from libdsec.protocol.lifecycle import Operation
 
@@ -19,27 +19,38 @@ if TYPE_CHECKING:
 
 def open_session(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, SessionOpenRequest)
-    sandbox = edge.registry.get(asked.sandbox)
-    instance = sandbox.require(Operation.EXEC, "open a session")
-    args = resolve_session(asked, sandbox.running_defaults)
-    relay = Relay(sandbox, caller, edge.clock, "session", {"shell": shortened(" ".join(asked.shell))})
-    return open_call(sandbox, relay, instance.call, "session.open", args, streaming=False)
+    plan = Plan(
+        "session.open",
+        Operation.EXEC,
+        "open a session",
+        lambda defaults: resolve_session(asked, defaults),
+        event="session",
+        detail={"shell": shortened(" ".join(asked.shell))},
+    )
+    return run_in_sandbox(edge, edge.registry.get(asked.sandbox), request, asked, caller, plan)
 
 
 def run(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, SessionRunRequest)
-    sandbox = edge.registry.get(asked.sandbox)
-    instance = sandbox.require(Operation.EXEC, "run a command")
-    args = resolve_run(asked)
-    detail = {"session": asked.session, "command": shortened(asked.command)}
-    relay = Relay(sandbox, caller, edge.clock, "exec", detail)
-    relay.limit(args.timeout_ms)
-    return open_call(sandbox, relay, instance.call, "session.run", args, streaming=False)
+    plan = Plan(
+        "session.run",
+        Operation.EXEC,
+        "run a command",
+        lambda _: resolve_run(asked),
+        event="exec",
+        detail={"session": asked.session, "command": shortened(asked.command)},
+    )
+    return run_in_sandbox(edge, edge.registry.get(asked.sandbox), request, asked, caller, plan)
 
 
 def close(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, SessionCloseRequest)
-    sandbox = edge.registry.get(asked.sandbox)
-    instance = sandbox.require(Operation.EXEC, "close a session")
-    relay = Relay(sandbox, caller, edge.clock, "session", {"closed": asked.session})
-    return open_call(sandbox, relay, instance.call, "session.close", {"session": asked.session}, streaming=False)
+    plan = Plan(
+        "session.close",
+        Operation.EXEC,
+        "close a session",
+        lambda _: {"session": asked.session},
+        event="session",
+        detail={"closed": asked.session},
+    )
+    return run_in_sandbox(edge, edge.registry.get(asked.sandbox), request, asked, caller, plan)

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge import ending
 from dsec.edge.sandbox import Sandbox
-from dsec.edge.tasks import ANSWERED, answer_by_task
+from dsec.edge.steps import run_as_task
 from libdsec.protocol.calls import SandboxRequest
 from libdsec.protocol.spec import SandboxInfo
 
-from .arguments import encode, read
+from .arguments import read
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
 
 
 def stop(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    sandbox = edge.registry.get(read(request, SandboxRequest).sandbox)
-    if sandbox.final and (sandbox.ending is None or sandbox.ending.done()):
-        caller.result(encode(sandbox.info()))
-        return ANSWERED
-    return answer_by_task(edge.spawn, _stop(edge, sandbox), caller, "sandbox.stop")
+    asked = read(request, SandboxRequest)
+    sandbox = edge.registry.get(asked.sandbox)
+    return run_as_task(edge, sandbox.scope, sandbox, request, asked, caller, lambda _: _stop(edge, sandbox))
 
 
 async def _stop(edge: Edge, sandbox: Sandbox) -> SandboxInfo:

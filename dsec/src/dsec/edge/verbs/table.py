@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 
-from . import create, exec, files, images, inspect, list, logs, node, session, stop
+from . import create, exec, files, images, inspect, jobs, leases, list, log, logs, node, pause, session, stop
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -22,6 +22,19 @@ VERBS: dict[str, Verb] = {
     "sandbox.list": list.list_sandboxes,
     "sandbox.logs": logs.logs,
     "sandbox.stop": stop.stop,
+    "sandbox.pause": pause.pause,
+    "sandbox.resume": pause.resume,
+    "log.read": log.read,
+    "log.output": log.output,
+    "lease.take": leases.take,
+    "lease.renew": leases.renew,
+    "lease.release": leases.release,
+    "rollout.list": leases.list_rollouts,
+    "job.list": jobs.list_jobs,
+    "job.inspect": jobs.inspect,
+    "job.pause": jobs.act,
+    "job.resume": jobs.act,
+    "job.stop": jobs.act,
     "exec": exec.execute,
     "session.open": session.open_session,
     "session.run": session.run,

@@ -1,0 +1,220 @@
+"""Leases of rollouts, sandboxes and jobs: who holds them, and what is orphaned when nobody does.
+
+State is a table; `due` says what to do and does nothing itself. Times are of the monotonic clock: an edge that was down
+does not count its own absence against anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from dsec.journal import Journal, Schema
+from libdsec.protocol.errors import ConflictError, InvalidArgumentError, LeaseLostError, NotFoundError
+from libdsec.protocol.jobs import LeaseHolder, LeaseInfo, LeaseKind, LeaseRequest
+
+from .clock import Clock
+
+SCHEMA = Schema(
+    "leases",
+    (
+        (
+            """CREATE TABLE leases (
+            kind TEXT NOT NULL, name TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, name)
+        ) WITHOUT ROWID""",
+        ),
+    ),
+)
+
+MIN_LEASE_S, MAX_LEASE_S = 1.0, 7 * 86_400.0
+MAX_LEASES = 100_000
+"""Kept at once; those that are over and hold nothing any more are forgotten first."""
+
+
+class Lease(msgspec.Struct):
+    """One lease as it is written down."""
+
+    kind: LeaseKind
+    name: str
+    created_at: float
+    job: str | None = None
+    labels: dict[str, str] = {}
+    epoch: int = 0
+    lease_s: float = 60.0
+    pause_after_s: float | None = None
+    stop_after_s: float | None = None
+    held: bool = False
+    done: Literal["", "paused", "stopped"] = ""
+    """What was done to the orphans."""
+
+
+class Orphaned(NamedTuple):
+    lease: Lease
+    action: Literal["pause", "stop"]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Lease).decode
+_SAVE = "INSERT OR REPLACE INTO leases (kind, name, record) VALUES (?, ?, ?)"
+
+
+class Leases:
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._leases: dict[tuple[LeaseKind, str], Lease] = {}
+        self._renewed: dict[tuple[LeaseKind, str], float] = {}
+
+    def load(self) -> None:
+        """What an earlier edge wrote down; each counts as renewed now."""
+        now = self._clock.monotonic()
+        for (record,) in self._journal.query("SELECT record FROM leases", ()):
+            lease = _decode(record)
+            self._leases[lease.kind, lease.name] = lease
+            self._renewed[lease.kind, lease.name] = now
+
+    def take(self, asked: LeaseRequest) -> Lease:
+        """The lease under a new epoch; whoever held it is fenced off.
+
+        :raises InvalidArgumentError: a time that cannot be.
+        :raises ConflictError: a known rollout of another job.
+        """
+        _check(asked)
+        key = (asked.kind, asked.name)
+        lease = self._leases.get(key)
+        if lease is None:
+            if len(self._leases) >= MAX_LEASES:
+                self._forget_some()
+            lease = Lease(asked.kind, asked.name, self._clock.now(), job=asked.job, labels=asked.labels)
+            self._leases[key] = lease
+        elif asked.job is not None and asked.job != lease.job:
+            raise ConflictError(
+                f"cannot take {asked.kind} {asked.name!r} for job {asked.job!r}: it belongs to {lease.job!r}",
+                job=lease.job,
+            )
+        lease.epoch += 1
+        lease.lease_s = asked.lease_s
+        lease.pause_after_s, lease.stop_after_s = asked.pause_after_s, asked.stop_after_s
+        lease.held = True
+        self._renew(lease)
+        self._save(lease)
+        return lease
+
+    def renew(self, asked: LeaseHolder) -> Lease:
+        """:raises LeaseLostError: somebody took it since.
+        :raises NotFoundError: there is no such lease."""
+        lease = self._own(asked)
+        changed = not lease.held or lease.done != ""
+        lease.held = True
+        self._renew(lease)
+        if changed:
+            self._save(lease)
+        return lease
+
+    def release(self, asked: LeaseHolder) -> None:
+        """The holder is done: nothing is orphaned.
+
+        :raises LeaseLostError: somebody took it since.
+        :raises NotFoundError: there is no such lease."""
+        lease = self._own(asked)
+        lease.held = False
+        self._save(lease)
+
+    def fence(self, kind: LeaseKind, name: str, epoch: int) -> None:
+        """:raises LeaseLostError: the caller's epoch is not the current one."""
+        lease = self._leases.get((kind, name))
+        if lease is not None and epoch < lease.epoch:
+            raise LeaseLostError(
+                f"cannot go on with {kind} {name!r}: somebody else has taken its lease (epoch {lease.epoch}, "
+                f"yours is {epoch}); attach again to take it back",
+                kind=kind,
+                name=name,
+                epoch=epoch,
+                held=lease.epoch,
+            )
+
+    def holds(self, kind: LeaseKind, name: str) -> bool:
+        """Whether somebody has it now."""
+        lease = self._leases.get((kind, name))
+        if lease is None or not lease.held:
+            return False
+        return self._clock.monotonic() - self._renewed[kind, name] < lease.lease_s
+
+    def job_of(self, rollout: str) -> str | None:
+        lease = self._leases.get(("rollout", rollout))
+        return None if lease is None else lease.job
+
+    def rollouts(self) -> Iterator[Lease]:
+        return (lease for (kind, _), lease in sorted(self._leases.items()) if kind == "rollout")
+
+    def due(self) -> list[Orphaned]:
+        """What has been orphaned long enough, each named once."""
+        now = self._clock.monotonic()
+        found: list[Orphaned] = []
+        for key, lease in self._leases.items():
+            if not lease.held or lease.done == "stopped":
+                continue
+            orphaned = now - self._renewed[key] - lease.lease_s
+            if lease.stop_after_s is not None and orphaned >= lease.stop_after_s:
+                lease.done = "stopped"
+                found.append(Orphaned(lease, "stop"))
+            elif lease.pause_after_s is not None and orphaned >= lease.pause_after_s and not lease.done:
+                lease.done = "paused"
+                found.append(Orphaned(lease, "pause"))
+            else:
+                continue
+            self._save(lease)
+        return found
+
+    def info(self, lease: Lease, steps: int) -> LeaseInfo:
+        left = lease.lease_s - (self._clock.monotonic() - self._renewed[lease.kind, lease.name])
+        return LeaseInfo(
+            kind=lease.kind,
+            name=lease.name,
+            epoch=lease.epoch,
+            job=lease.job,
+            steps=steps,
+            created_at=lease.created_at,
+            expires_at=self._clock.now() + left,
+            held=lease.held and left > 0,
+        )
+
+    def forget(self, kind: LeaseKind, name: str) -> None:
+        """What it was of is gone, its log too."""
+        if self._leases.pop((kind, name), None) is not None:
+            del self._renewed[kind, name]
+            self._journal.submit("DELETE FROM leases WHERE kind = ? AND name = ?", (kind, name))
+
+    def _own(self, asked: LeaseHolder) -> Lease:
+        self.fence(asked.kind, asked.name, asked.epoch)
+        lease = self._leases.get((asked.kind, asked.name))
+        if lease is None:
+            raise NotFoundError(f"cannot renew {asked.kind} {asked.name[:140]!r}: nobody has taken such a lease")
+        return lease
+
+    def _renew(self, lease: Lease) -> None:
+        self._renewed[lease.kind, lease.name] = self._clock.monotonic()
+        lease.done = ""
+
+    def _save(self, lease: Lease) -> None:
+        self._journal.submit(_SAVE, (lease.kind, lease.name, _encode(lease)))
+
+    def _forget_some(self) -> None:
+        over = [key for key, lease in self._leases.items() if not lease.held or lease.done == "stopped"]
+        for kind, name in over[: MAX_LEASES // 10]:
+            self.forget(kind, name)
+        if len(self._leases) >= MAX_LEASES:
+            raise ConflictError(f"cannot take another lease: {MAX_LEASES} are held", limit=MAX_LEASES)
+
+
+def _check(asked: LeaseRequest) -> None:
+    if not MIN_LEASE_S <= asked.lease_s <= MAX_LEASE_S:
+        raise InvalidArgumentError(
+            f"cannot use a lease of {asked.lease_s} s: it has {MIN_LEASE_S:g} to {MAX_LEASE_S:g}", field="lease_s"
+        )
+    for field, seconds in (("pause_after_s", asked.pause_after_s), ("stop_after_s", asked.stop_after_s)):
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise InvalidArgumentError(f"cannot use {field} {seconds}: it must not be negative", field=field)

@@ -1,0 +1,115 @@
+"""Leases: epochs fence, silence orphans, a restart blames nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dsec.edge.leases import SCHEMA, Leases
+from dsec.journal import Journal
+from dsec.testing.fake_clock import FakeClock
+from libdsec.protocol.errors import ConflictError, InvalidArgumentError, LeaseLostError, NotFoundError
+from libdsec.protocol.jobs import LeaseHolder, LeaseRequest
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Journal]:
+    journal = Journal(str(directory / "edge.db"), asyncio.get_running_loop(), (SCHEMA,))
+    try:
+        yield journal
+    finally:
+        await journal.close()
+
+
+def rollout(**changes: object) -> LeaseRequest:
+    return LeaseRequest("rollout", "r-1", **changes)  # type: ignore[arg-type]
+
+
+async def test_taking_it_again_fences_the_earlier_holder(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        leases = Leases(journal, FakeClock())
+        assert leases.take(rollout(job="j")).epoch == 1
+        assert leases.take(rollout()).epoch == 2
+        with pytest.raises(LeaseLostError) as caught:
+            leases.renew(LeaseHolder("rollout", "r-1", 1))
+        assert (caught.value.details["epoch"], caught.value.details["held"]) == (1, 2)
+        with pytest.raises(LeaseLostError):
+            leases.fence("rollout", "r-1", 0)
+        leases.fence("rollout", "r-1", 2)
+        leases.fence("rollout", "nobody-took-it", 0)
+        assert leases.job_of("r-1") == "j"
+        with pytest.raises(ConflictError):
+            leases.take(rollout(job="another"))
+
+
+async def test_silence_pauses_then_stops_and_each_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        leases = Leases(journal, clock)
+        leases.take(rollout(lease_s=10, pause_after_s=5, stop_after_s=20))
+        seen = []
+        for _ in range(40):
+            clock.advance(1)
+            seen += [(round(clock.monotonic() - 1000), found.action) for found in leases.due()]
+        assert seen == [(15, "pause"), (30, "stop")]
+
+
+async def test_a_renewal_ends_the_silence(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        leases = Leases(journal, clock)
+        epoch = leases.take(rollout(lease_s=10, pause_after_s=0)).epoch
+        for _ in range(5):
+            clock.advance(9)
+            leases.renew(LeaseHolder("rollout", "r-1", epoch))
+            assert leases.due() == []
+        clock.advance(11)
+        assert [found.action for found in leases.due()] == ["pause"]
+        leases.renew(LeaseHolder("rollout", "r-1", epoch))
+        clock.advance(11)
+        assert [found.action for found in leases.due()] == ["pause"]
+
+
+async def test_a_released_lease_orphans_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        leases = Leases(journal, clock)
+        epoch = leases.take(rollout(lease_s=1, pause_after_s=0, stop_after_s=0)).epoch
+        leases.release(LeaseHolder("rollout", "r-1", epoch))
+        clock.advance(100)
+        assert leases.due() == []
+
+
+async def test_a_successor_knows_the_epochs_and_blames_nobody_for_its_absence(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        first = Leases(journal, clock)
+        first.take(rollout(lease_s=10, pause_after_s=0))
+        clock.advance(1000)
+        second = Leases(journal, clock)
+        second.load()
+        assert second.due() == []
+        assert second.take(rollout()).epoch == 2
+        clock.advance(11)
+        second.take(rollout(lease_s=10, pause_after_s=0))
+        clock.advance(11)
+        assert [found.action for found in second.due()] == ["pause"]
+
+
+async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        leases = Leases(journal, FakeClock())
+        for changes in (
+            {"lease_s": 0.0},
+            {"lease_s": float("nan")},
+            {"pause_after_s": -1.0},
+            {"stop_after_s": float("inf")},
+        ):
+            with pytest.raises(InvalidArgumentError):
+                leases.take(rollout(**changes))
+        with pytest.raises(NotFoundError):
+            leases.renew(LeaseHolder("job", "nobody", 1))
