@@ -66,6 +66,11 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "lifecycle": (Target("floor", ">=", 0.5),),
     "exec": (Target("crun", "<=", 0.35),),
     "idle-memory": (Target(None, "<=", 0.8),),
+    "log-cost": (
+        Target("no_log", "<=", 1.1),
+        Target("no_log_100kb", "<=", 1.1),
+        Target("no_log_lifecycle", ">=", 0.9),
+    ),
     "layer-build": (Target("mkfs_erofs", "<=", 1.5),),
 }
 

@@ -46,7 +46,8 @@ class _Rate(msgspec.Struct):
         return of_rate(self.lives, self.seconds)
 
 
-def _ours(client: DSecClient, image: str) -> Callable[[int], Awaitable[float]]:
+def lives_of(client: DSecClient, image: str) -> Callable[[int], Awaitable[float]]:
+    """Of a node: what takes a number of lives and gives the seconds that they took."""
     args = DSecContainerRunArgs(container_image=image)
 
     async def lives(count: int) -> None:
@@ -92,7 +93,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         ground.node.running() as client,
         peers.peers(("crun", "docker"), ground.directory / NAME, ground.lower) as found,
     ):
-        rates = {"ours": _Rate(_ours(client, ground.image), 1.0), "floor": _Rate(_floor(ground), 1.0)}
+        rates = {"ours": _Rate(lives_of(client, ground.image), 1.0), "floor": _Rate(_floor(ground), 1.0)}
         for name, peer in found.items():
             if peer is not None:
                 rates[name] = _Rate(_peer(ground, peer), peer.share / 2)

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +31,9 @@ _SOCKETS = Path("/tmp")
 
 _ID_BASE = 0x2000_0000
 """Far from the default, so that our sandboxes and the user's share no id."""
+
+_ID_RANGES = 4095
+_SECOND_ID_BASE = _ID_BASE + 65_536 * (_ID_RANGES + 1)
 
 
 class Node(Protocol):
@@ -60,11 +63,14 @@ class UsersNode:
 class OwnNode:
     owned = True
 
-    def __init__(self, ground: Path) -> None:
+    def __init__(self, ground: Path, name: str = "", program: Sequence[str] = ("dsec", "serve")) -> None:
+        """Nodes of other names can run at the same time. `program`: a module and its arguments."""
         self._ground = ground
-        self.state_dir = ground / "state"
-        self._run_dir = _SOCKETS / f"{ground.name}-run"
-        self._log = ground / "serve.log"
+        self._program = program
+        self.state_dir = ground / f"state{name}"
+        self._run_dir = _SOCKETS / f"{ground.name}-run{name}"
+        self._log = ground / f"serve{name}.log"
+        self._id_base = _ID_BASE if not name else _SECOND_ID_BASE
         self._edges: set[str] = set()
 
     @contextlib.asynccontextmanager
@@ -85,8 +91,8 @@ class OwnNode:
         with self._log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "dsec", "serve", "--state-dir", str(self.state_dir), "--run-dir", str(self._run_dir)),
-                env={**os.environ, "DSEC_ID_BASE": str(_ID_BASE)},
+                *("-m", *self._program, "--state-dir", str(self.state_dir), "--run-dir", str(self._run_dir)),
+                env={**os.environ, "DSEC_ID_BASE": str(self._id_base), "DSEC_ID_RANGES": str(_ID_RANGES)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,8 +129,8 @@ class OwnNode:
                 await client.close()
         if process is not None:
             await finish(process)
-        await _end_processes_of(self._ground)
-        for place in (self._ground / "state", self._run_dir):
+        await _end_processes_of(self._run_dir)
+        for place in (self.state_dir, self._run_dir):
             unmount_below(place)
         shutil.rmtree(self._run_dir)
         for edge in self._edges:
@@ -152,7 +158,7 @@ def _processes_of(ground: Path) -> Iterator[int]:
 
 
 def is_of(ground: Path, process: Path) -> bool:
-    """Whether a process (`/proc/PID`) names the ground in its command line; one that has ended names nothing."""
+    """Whether a process (`/proc/PID`) names the directory in its command line; one that has ended names nothing."""
     try:
         return os.fsencode(ground.name) in (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -7,11 +7,11 @@ from types import ModuleType
 
 from libdsec.protocol.errors import InvalidArgumentError
 
-from . import create, exec, idle_memory, layer_build, lifecycle
+from . import create, exec, idle_memory, layer_build, lifecycle, log_cost
 from .figures import Report
 from .ground import Options, Say, ground
 
-BENCHES: Mapping[str, ModuleType] = {m.NAME: m for m in (create, lifecycle, exec, idle_memory, layer_build)}
+BENCHES: Mapping[str, ModuleType] = {m.NAME: m for m in (create, lifecycle, exec, idle_memory, layer_build, log_cost)}
 """Name → module with NAME, SAMPLES and `measure(ground, samples, progress)`."""
 
 
