@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import asyncio
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from .._transport.channel import DEFAULT_TIMEOUT_S, Channel
+from .._transport.channel import DEFAULT_TIMEOUT_S, Channel, Sending
 from .._transport.codec import Codec, codec
 from .._transport.exchange import Answer
+from .._transport.outage import Outage
 from .._transport.streaming import Streaming
 from ..protocol.errors import DSecError, InvalidArgumentError
 from ..protocol.steps import CLI, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
 from .lease import Lease
+from .numbers import Numbers
 from .recording import NOTHING, Recording
 
 
@@ -44,11 +48,13 @@ class Scope:
         return made
 
 
-class Begun(NamedTuple):
+@dataclass(slots=True)
+class Begun:
     """A call that has its place in the log."""
 
     how: Codec
     tag: StepTag
+    args: msgspec.Struct
     payload: bytes
     """Of the CALL, empty where it is replayed."""
     step: Step | None
@@ -58,7 +64,7 @@ class Begun(NamedTuple):
 class Track:
     """Where the calls of a handle go."""
 
-    __slots__ = ("_last", "_recorded", "channel", "name", "numbered", "scope")
+    __slots__ = ("_numbers", "_recorded", "channel", "name", "numbered", "scope")
 
     def __init__(self, scope: Scope, name: str, numbered: bool) -> None:
         self.scope = scope
@@ -67,7 +73,7 @@ class Track:
         self.numbered = numbered
         """False: the node numbers."""
         self._recorded = scope.recording.track(name) if scope.recording is not None and numbered else NOTHING
-        self._last = 0
+        self._numbers = Numbers()
 
     def named(self, name: str) -> Track:
         """The track `name` below this one; where the node numbers, this one.
@@ -141,8 +147,8 @@ class Track:
         """Send a call with data under way."""
         try:
             return await self.channel.start(begun.how, begun.payload, streams)
-        except DSecError as error:
-            self._give_back(begun, error)
+        except BaseException:  # nothing was sent
+            self._give_back(begun)
             raise
 
     async def begin(self, method: str, args: msgspec.Struct, key: str | None = None) -> Begun:
@@ -159,7 +165,7 @@ class Track:
             if scope.recording is not None:
                 recorded = scope.recording.track(name)
         else:
-            name, n, recorded = self.name, self._last + 1 if self.numbered else 0, self._recorded
+            name, n, recorded = self.name, self._numbers.next() if self.numbered else 0, self._recorded
         step = recorded.get(n)
         if step is None:
             begun = self._new(how, StepTag(name, n, scope.epoch), args)
@@ -170,7 +176,7 @@ class Track:
     def _new(self, how: Codec, tag: StepTag, args: msgspec.Struct) -> Begun:
         payload = how.encode(args, tag)
         self._use(tag)
-        return Begun(how, tag, payload, None)
+        return Begun(how, tag, args, payload, None)
 
     async def _met(self, how: Codec, tag: StepTag, args: msgspec.Struct, step: Step, recording: Recording) -> Begun:
         """Of a call that comes where a step is recorded."""
@@ -189,20 +195,52 @@ class Track:
                 raise recording.unknown(step)
             return self._new(how, msgspec.structs.replace(tag, again=True), args)
         self._use(tag)
-        return Begun(how, tag, b"", step)
+        return Begun(how, tag, args, b"", step)
 
     async def _end(
         self, begun: Begun, timeout: float | None, extend: bool, stdin: bytes | None, bound: int, repeatable: bool
     ) -> Answer:
         if begun.step is not None:
             return await self.recording.answer(begun.how, begun.step, stdin)
+        sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
+        if not self.numbered or begun.tag.track != self.name:
+            return await self.channel.send(sending)
+        return await self._send_numbered(begun, sending)
+
+    async def _send_numbered(self, begun: Begun, sending: Sending) -> Answer:
+        numbers = self._numbers
+        numbers.begin(begun.tag.n)
         try:
-            return await self.channel.send(
-                begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0
-            )
-        except DSecError as error:
-            self._give_back(begun, error)
+            return await self._send_in_order(begun, sending)
+        except asyncio.CancelledError:
+            if not sending.sent:
+                numbers.give_back(begun.tag.n)
             raise
+        except DSecError as error:
+            # it surely did not run, and is no step: the next call has its number
+            if error.retry != "never" or _known(error, begun.tag) is not None:
+                numbers.give_back(begun.tag.n)
+            raise
+        finally:
+            numbers.end(begun.tag.n)
+
+    async def _send_in_order(self, begun: Begun, sending: Sending) -> Answer:
+        outage: Outage | None = None
+        while True:
+            try:
+                return await self.channel.send(sending)
+            except InvalidArgumentError as error:
+                known = _known(error, begun.tag)
+                if known is None:
+                    raise
+                sending.sent = False
+                outage = outage or self.channel.outage()
+                if not self._numbers.waits(begun.tag.n):
+                    # a call before it never came to the node, and never will
+                    n = self._numbers.place(begun.tag.n, known)
+                    begun.tag = msgspec.structs.replace(begun.tag, n=n)
+                    sending.payload = begun.how.encode(begun.args, begun.tag)
+                await outage.pause(error)
 
     @property
     def recording(self) -> Recording:
@@ -211,13 +249,12 @@ class Track:
         return self.scope.recording
 
     def _use(self, tag: StepTag) -> None:
-        if tag.track == self.name:
-            self._last = tag.n
+        if tag.track == self.name and tag.n:
+            self._numbers.use(tag.n)
 
-    def _give_back(self, begun: Begun, error: DSecError) -> None:
-        """What surely did not run and may be tried again is no step: the next call has its number."""
-        if error.retry != "never" and begun.tag.track == self.name and begun.tag.n == self._last and self.numbered:
-            self._last -= 1
+    def _give_back(self, begun: Begun) -> None:
+        if begun.tag.track == self.name and begun.tag.n:
+            self._numbers.give_back(begun.tag.n)
 
 
 def checked_name(name: str) -> str:
@@ -240,3 +277,9 @@ def _key_track(key: str) -> str:
         raise InvalidArgumentError("cannot use an empty key", field="key")
     check_tag(StepTag(name, 1))
     return name
+
+
+def _known(error: DSecError, tag: StepTag) -> int | None:
+    """The last number that the node knows, where it refused `tag` for leaving numbers out."""
+    last = error.details.get("last")
+    return last if error.details.get("field") == "step.n" and isinstance(last, int) and last + 1 < tag.n else None

@@ -8,6 +8,7 @@ the server's command log then gives its recorded outcome, or joins it while it r
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,6 +31,23 @@ from .streaming import Streaming
 
 DEFAULT_TIMEOUT_S = 60.0
 RECONNECT_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Sending:
+    """A call that was encoded, and how its answer is waited for (as `Channel.collect` says)."""
+
+    how: Codec
+    payload: bytes
+    timeout: float | None
+    extend: bool
+    stdin: bytes | None
+    bound: int
+    repeatable: bool
+    on_event: EventHandler | None = None
+    patience: float | None = None
+    sent: bool = False
+    """Whether it may have come to the server."""
 
 
 class Channel:
@@ -108,43 +126,42 @@ class Channel:
         :raises DeadlineExceededError: no answer within `timeout` seconds; it was cancelled.
         """
         how = codec(method)
-        repeatable = repeatable or (step is not None and step.n > 0)
         return await self.send(
-            how, how.encode(args, step), timeout, extend, stdin, bound, repeatable, on_event, patience
+            Sending(
+                how,
+                how.encode(args, step),
+                timeout,
+                extend,
+                stdin,
+                bound,
+                repeatable or (step is not None and step.n > 0),
+                on_event,
+                patience,
+            )
         )
 
-    async def send(
-        self,
-        how: Codec,
-        payload: bytes,
-        timeout: float | None,
-        extend: bool,
-        stdin: bytes | None,
-        bound: int,
-        repeatable: bool,
-        on_event: EventHandler | None = None,
-        patience: float | None = None,
-    ) -> Answer:
+    async def send(self, call: Sending) -> Answer:
         """As `collect`, of what was encoded."""
         outage: Outage | None = None
         while True:
             connection = self._connection
             if connection is None or not connection.usable:
-                outage = outage or self._outage(patience)
+                outage = outage or self.outage(call.patience)
                 connection = await self._connected(outage)
             try:
-                exchange = Collecting(connection, how.name, bound, on_event)
-                connection.start(exchange, payload)
-                if stdin is not None:
-                    exchange.give(stdin)
-                value = how.decode(await exchange.answer(timeout, extend))
-                return exchange.whole(value)
+                exchange = Collecting(connection, call.how.name, call.bound, call.on_event)
+                connection.start(exchange, call.payload)
+                call.sent = True
+                if call.stdin is not None:
+                    exchange.give(call.stdin)
+                return exchange.whole(call.how.decode(await exchange.answer(call.timeout, call.extend)))
             except (UnavailableError, OutcomeUnknownError) as error:
-                outage = outage or self._outage(patience)
-                if not self._again(connection, error, repeatable):
+                outage = outage or self.outage(call.patience)
+                if not self._again(connection, error, call.repeatable):
                     raise outage.verdict(error) from None
                 if isinstance(error, OutcomeUnknownError):
                     outage.unknown = error
+                call.sent = outage.unknown is not None
                 if self.clock.time() - connection.made_at >= STABLE_S:
                     outage.restart()
                 await outage.pause(error)
@@ -157,7 +174,7 @@ class Channel:
 
     async def start(self, how: Codec, payload: bytes, streams: tuple[int, ...]) -> Streaming:
         """As `stream`, of what was encoded."""
-        outage = self._outage(None)
+        outage = self.outage()
         while True:
             connection = await self._connected(outage)
             exchange = Streaming(connection, how.name, streams)
@@ -167,7 +184,8 @@ class Channel:
             except UnavailableError as error:  # lost in this very moment; nothing was sent
                 await outage.pause(error)
 
-    def _outage(self, patience: float | None) -> Outage:
+    def outage(self, patience: float | None = None) -> Outage:
+        """For whoever has to wait for the server from now on."""
         return Outage(self.clock, self._reconnect_timeout if patience is None else patience)
 
     def _again(self, connection: Connection, error: DSecError, repeatable: bool) -> bool:

@@ -1,0 +1,129 @@
+"""Command logs from outside: read without being held, and recorded requests said to another sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from ._arrays import arrays
+from ._steps.reading import follow, pages, with_output
+from ._transport.channel import Channel
+from ._transport.codec import codec
+from .client import DSecClient
+from .protocol.calls import SandboxRequest
+from .protocol.errors import ClientClosedError, DeadlineExceededError, WireError
+from .protocol.files import FileInfo
+from .protocol.frames import STDERR, STDOUT
+from .protocol.ids import is_sandbox_id
+from .protocol.spec import SandboxInfo
+from .protocol.steps import CLI, LogReadRequest, Step, StepTag
+
+_decode_entries = msgspec.msgpack.Decoder(tuple[FileInfo, ...]).decode
+
+
+class CommandLog:
+    """The log of a rollout, or what a sandbox has in its own or its rollout's. Reading it takes no lease."""
+
+    def __init__(self, channel: Channel, scope: str, sandbox: str | None = None) -> None:
+        self._channel = channel
+        self._sandbox = sandbox
+        self.scope = scope
+
+    @classmethod
+    async def find(cls, client: DSecClient, name: str) -> CommandLog:
+        """Of a rollout's name or a sandbox's id. A rollout that nobody knows has an empty log.
+
+        :raises SandboxNotFoundError: the sandbox is forgotten, and has no log of its own.
+        """
+        channel = client._channel
+        log = cls(channel, name)
+        if not is_sandbox_id(name):
+            return log
+        async with aclosing(log.pages(limit=1, requests=False)) as reading:
+            async for page in reading:
+                if page:
+                    return log
+        # asking after the sandbox is a step itself, so that it comes last
+        info: SandboxInfo = await channel.call("sandbox.inspect", SandboxRequest(name), step=StepTag(CLI))
+        rollout = info.rollout or info.spec.rollout
+        return log if rollout is None else cls(channel, rollout, name)
+
+    def pages(
+        self,
+        *,
+        after: int = 0,
+        track: str | None = None,
+        limit: int = 0,
+        last: bool = False,
+        requests: bool = True,
+    ) -> AsyncGenerator[Sequence[Step]]:
+        """The steps whose `seq` is above `after`, in pieces, oldest first: all, the first or the `last` `limit`."""
+        request = LogReadRequest(self.scope, after, track, self._sandbox, limit, last, requests)
+        return pages(self._channel, request)
+
+    def follow(self, *, after: int = 0, track: str | None = None) -> AsyncIterator[Step]:
+        """Those that have ended, then each as it ends.
+
+        :raises OutcomeUnknownError: the connection was lost.
+        """
+        return follow(self._channel, LogReadRequest(self.scope, after, track, self._sandbox))
+
+    async def whole(self, step: Step) -> Step:
+        """The step with all of its recorded output in it."""
+        return await with_output(self._channel, self.scope, step)
+
+
+async def say(
+    client: DSecClient,
+    method: str,
+    args: msgspec.Struct,
+    take: Callable[[int, bytes], None],
+    *,
+    stdin: bytes | None = None,
+    timeout: float,
+) -> msgspec.Struct:
+    """A request as it is, on track `cli`; `take` gets the pieces of streams 2 and 3 as they come. The answer.
+
+    :raises DeadlineExceededError: it had not ended after `timeout` seconds, and was cancelled.
+    """
+    how = codec(method)
+    exchange = await client._channel.stream(method, args, (STDOUT, STDERR), step=StepTag(CLI))
+    out, err = exchange.incoming[STDOUT], exchange.incoming[STDERR]
+    try:
+        async with asyncio.timeout(timeout):
+            if stdin is not None:
+                await exchange.write(stdin, end=True)
+            while True:
+                await exchange.until(lambda: bool(out.chunks or err.chunks) or exchange.ended)
+                for number, stream in ((STDOUT, out), (STDERR, err)):
+                    while (chunk := stream.take()) is not None:
+                        take(number, chunk)
+                if exchange.ended:
+                    break
+        answer: msgspec.Struct = how.decode(await exchange.answer())
+        return answer
+    except TimeoutError:
+        raise DeadlineExceededError(
+            f"cannot wait longer for {method}: it had not ended after {timeout:g} s and was cancelled",
+            method=method,
+            timeout_s=timeout,
+        ) from None
+    finally:
+        exchange.abandon(ClientClosedError(f"cannot go on with {method}: it was left"))
+
+
+def entries(output: bytes) -> tuple[FileInfo, ...]:
+    """What the output of a `file.list` holds.
+
+    :raises WireError: it is none.
+    """
+    found: list[FileInfo] = []
+    for piece in arrays((output,)):
+        try:
+            found += _decode_entries(piece)
+        except msgspec.DecodeError as error:
+            raise WireError(f"cannot read the output of file.list: {error}") from None
+    return tuple(found)
