@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsec.config import load
+from dsec.config import find_aether, load
 from dsec.drivers.base import Driver, Order
 from dsec.drivers.container.driver import ContainerConfig, ContainerDriver
 from dsec.edge.slots import Slots
@@ -35,6 +35,10 @@ class Subject:
     kill: Callable[[str], None]
     """End a sandbox as a crash would."""
     prefix: str
+    succeed: Callable[[bool], Awaitable[None]]
+    """Put another driver, started, in the place of `driver`, which is closed so that all goes on (True), or forgotten
+    as if its process had been killed (False)."""
+    can_pause: bool = True
 
     def order(self, *, timeout_s: float = 20.0, limits: Limits | None = None, **spec: Any) -> Order:
         sandbox = new_sandbox_id(self.prefix)
@@ -62,22 +66,31 @@ async def fake_subject() -> AsyncIterator[Subject]:
     def kill(sandbox: str) -> None:
         driver.instances[sandbox].die(End("init_killed", "PID 1 was killed by signal 9", {}))
 
-    yield Subject(
+    async def succeed(leave: bool) -> None:
+        nonlocal driver
+        if leave:
+            await driver.close(leave=True)
+        else:
+            driver.crash()
+        subject.driver = driver = FakeDriver(machine=driver.machine)
+        await driver.start()
+
+    subject = Subject(
         driver,
         ("sha256:0",),
         Slots(0x7000_0000, 64),
-        lambda: {"instances": len(driver.instances)},
+        lambda: {"instances": len(driver.instances), "sandboxes": len(driver.machine)},
         kill,
         new_edge_prefix(),
+        succeed,
     )
+    yield subject
     await driver.close()
 
 
 @asynccontextmanager
 async def container_subject(directory: Path) -> AsyncIterator[Subject]:
     """A real one, in directories and control groups of its own, with ids beyond those of an ordinary node."""
-    from dsec.config import find_aether
-
     store = LocalStore(str(directory / "state"))
     request = ImageBuildRequest("tiny:1", f"dir:{make_tiny_root(str(directory / 'root-files'))}")
     image = await asyncio.to_thread(build_image, store, request, lambda step: None)
@@ -89,41 +102,101 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             return tasks.create_task(work)
 
-        mounts: list[LayerMounts] = []
+        node = _Node(directory, store, f"dsec-{prefix}", spawn)
 
-        def layers(hold: Any, drop: Any) -> LayerMounts:
-            mounts.append(LayerMounts(hold, drop, store.catalogue.layer))
-            return mounts[0]
+        def taken() -> dict[str, int]:
+            uppers = list((directory / "uppers").glob("[0-9a-f]*/*"))
+            used = sum(node.mounts.in_use(layer.digest) for layer in image.layers)
+            return {"instances": len(node.driver._instances), "uppers": len(uppers), "layers": used}
 
+        def kill(sandbox: str) -> None:
+            os.kill(node.driver._instances[sandbox].pid, 9)
+
+        async def succeed(leave: bool) -> None:
+            await node.succeed(leave)
+            subject.driver = node.driver
+
+        await node.driver.start()
+        subject = Subject(
+            node.driver,
+            tuple(layer.digest for layer in image.layers),
+            Slots(0x7000_0000, 64),
+            taken,
+            kill,
+            prefix,
+            succeed,
+            node.can_pause,
+        )
+        try:
+            yield subject
+        finally:
+            await node.close()
+            store.close()
+
+
+class _Node:
+    """One driver after the other on the same directories and control groups."""
+
+    def __init__(self, directory: Path, store: LocalStore, cgroups: str, spawn: Callable[..., Any]) -> None:
+        self.aether = find_aether(load())
+        self.can_pause = b"hold_timers" in Path(self.aether).read_bytes()
+        self._directory, self._store, self._cgroups, self._spawn = directory, store, cgroups, spawn
+        self._processes: list[int] = []
+        self._started = 0
+        self._make()
+
+    def _make(self) -> None:
+        run_dir = self._directory / "run"
+        self._started += 1
         config = ContainerConfig(
-            aether=find_aether(load()),
+            aether=self.aether,
             socket_path=str(run_dir / "fork-server.sock"),
             log_path=str(run_dir / "fork-server.log"),
             root_dir=str(run_dir / "root"),
-            uppers_dir=str(directory / "uppers"),
+            uppers_dir=str(self._directory / "uppers"),
             shm_bytes=16 * MIB,
             epoch=new_token(),
+            start_number=self._started,
         )
-        driver = ContainerDriver(
-            config, cgroups=CgroupPool(f"dsec-{prefix}", Hierarchies.detect()), layers=layers, spawn=spawn
-        )
-        instances = driver._instances
 
-        def taken() -> dict[str, int]:
-            uppers = list(Path(config.uppers_dir).glob("[0-9a-f]*/*"))
-            used = sum(mounts[0].in_use(layer.digest) for layer in image.layers)
-            return {"instances": len(instances), "uppers": len(uppers), "layers": used}
+        def layers(hold: Any, drop: Any) -> LayerMounts:
+            self.mounts = LayerMounts(hold, drop, self._store.catalogue.layer)
+            return self.mounts
 
-        def kill(sandbox: str) -> None:
-            os.kill(instances[sandbox].pid, 9)
+        cgroups = CgroupPool(self._cgroups, Hierarchies.detect())
+        self.driver = ContainerDriver(config, cgroups=cgroups, layers=layers, spawn=self._spawn)
 
-        await driver.start()
-        try:
-            slots = Slots(0x7000_0000, 64)
-            yield Subject(driver, tuple(layer.digest for layer in image.layers), slots, taken, kill, prefix)
-        finally:
-            await driver.close()
-            store.close()
+    async def succeed(self, leave: bool) -> None:
+        process = self.driver._server._process
+        if process is not None:
+            self._processes.append(process.pid)
+        if leave:
+            await self.driver.close(leave=True)
+        else:
+            _forget(self.driver)
+        self._make()
+        await self.driver.start()
+
+    async def close(self) -> None:
+        await self.driver.close()
+        for pid in self._processes:  # they were started by drivers that cannot wait for them any more
+            await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+def _forget(driver: ContainerDriver) -> None:
+    """What the end of its process would do: its descriptors are closed, and nothing else happens."""
+    server = driver._server
+    server._closed = True
+    for instance in driver._instances.values():
+        instance._ending = True
+        assert instance.channel is not None
+        instance.channel._close()
+        instance._close_pidfd()
+    assert server._link is not None
+    server._link.close("the edge is killed")
+    server._let_go()
+    if server._process is not None:
+        server._process.returncode = 0
 
 
 __all__ = ["Make", "Subject", "container_subject", "fake_subject"]
