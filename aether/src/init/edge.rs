@@ -59,8 +59,10 @@ impl Edge {
         self.epoch.is_some()
     }
 
+    /// With the epoch of the edge that is answered: a successor may find the hello to one that never read its own.
     pub fn say_hello(&mut self) -> Result<(), ChannelError> {
-        let hello = Frame::message(Kind::Hello, 0, &Hello::ours("init"))?;
+        let epoch = self.epoch.clone().unwrap_or_default();
+        let hello = Frame::message(Kind::Hello, 0, &Hello { epoch, ..Hello::ours("init") })?;
         self.send(&hello)
     }
 

@@ -29,6 +29,7 @@ def adopt(talk: Conversation, epoch: str = "2") -> Conversation:
     successor = Conversation(talk.box, first=5000)
     while not successor.hellos:
         successor.take()
+    assert successor.hellos[0]["epoch"] == epoch
     return successor
 
 
@@ -87,6 +88,23 @@ def test_a_successor_is_told_of_every_call_by_its_tag(talk: Conversation) -> Non
     third = adopt(successor, "3")
     third.take_all()
     assert third.known[0] == (kept.number, "kept/2", False)
+
+
+def test_each_successor_finds_the_hello_that_is_its_own(talk: Conversation) -> None:
+    assert talk.box.hello["epoch"] == ""
+    kept = talk.finish(talk.start_exec("echo kept", tag="kept"), ack=False)
+    # one that dies before it has read anything, and the next
+    talk.post(hello("2"))
+    talk.post(hello("3"))
+    said = []
+    while [kind for kind, _, _ in said[-3:]] != [Kind.EVENT, Kind.DATA, Kind.RESULT] or len(said) < 8:
+        received = talk.box.peer.receive()
+        assert received is not None
+        frame = received[0]
+        said.append((frame.kind, frame.call, frame.payload))
+    assert [msgspec.msgpack.decode(payload)["epoch"] for kind, _, payload in said if kind is Kind.HELLO] == ["2", "3"]
+    whole = [(Kind.HELLO, 0), *((kind, kept.number) for kind in (Kind.EVENT, Kind.DATA, Kind.RESULT))]
+    assert [(kind, call) for kind, call, _ in said] == 2 * whole
 
 
 def test_a_tag_has_a_bound_and_only_its_own_call_is_refused(talk: Conversation) -> None:
