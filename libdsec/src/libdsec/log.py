@@ -19,7 +19,15 @@ from .protocol.files import FileInfo
 from .protocol.frames import STDERR, STDOUT
 from .protocol.ids import is_sandbox_id
 from .protocol.spec import SandboxInfo
-from .protocol.steps import CLI, LogReadRequest, Step, StepTag
+from .protocol.steps import (
+    CLI,
+    MAX_RECORDED_OUTPUT,
+    LogOutputRequest,
+    LogReadRequest,
+    OutputRecord,
+    Step,
+    StepTag,
+)
 
 _decode_entries = msgspec.msgpack.Decoder(tuple[FileInfo, ...]).decode
 
@@ -64,16 +72,38 @@ class CommandLog:
         request = LogReadRequest(self.scope, after, track, self._sandbox, limit, last, requests)
         return pages(self._channel, request)
 
-    def follow(self, *, after: int = 0, track: str | None = None) -> AsyncIterator[Step]:
-        """Those that have ended, then each as it ends.
+    def follow(
+        self, *, after: int = 0, track: str | None = None, limit: int = 0, last: bool = False
+    ) -> AsyncIterator[Step]:
+        """What `pages` has, then each step as it ends. One that runs comes twice: now, and when it has ended.
 
         :raises OutcomeUnknownError: the connection was lost.
         """
-        return follow(self._channel, LogReadRequest(self.scope, after, track, self._sandbox))
+        return follow(self._channel, LogReadRequest(self.scope, after, track, self._sandbox, limit, last))
 
     async def whole(self, step: Step) -> Step:
         """The step with all of its recorded output in it."""
         return await with_output(self._channel, self.scope, step)
+
+    async def step(self, track: str, n: int) -> Step:
+        """One step, with all of its recorded output.
+
+        :raises NotFoundError: it is not recorded.
+        """
+        request = LogOutputRequest(self.scope, track, n)
+        answer = await self._channel.collect(
+            "log.output", request, extend=True, bound=MAX_RECORDED_OUTPUT, repeatable=True
+        )
+        found: Step = answer.value
+        async with aclosing(self.pages(after=found.seq - 1, track=track, limit=1)) as reading:
+            async for page in reading:
+                for entry in page:
+                    if entry.seq == found.seq:
+                        found = entry
+        if found.opaque:
+            return found
+        out, err = answer.stdout, answer.stderr
+        return msgspec.structs.replace(found, stdout=OutputRecord(len(out), out), stderr=OutputRecord(len(err), err))
 
 
 async def say(

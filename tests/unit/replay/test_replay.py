@@ -103,16 +103,18 @@ async def test_what_cannot_be_run_again_is_skipped_and_leaves_a_gap_where_it_may
     book.exec("still fine")
     book.add("file.write", FileWriteRequest(BOX, "/a"), FileAnswer(3), input_digest=hashlib.sha256(b"abc").digest())
     book.exec("terminal", opaque="it was a terminal")
+    book.exec("large request", request=msgspec.Raw(b"\xc0"))
+    book.add("exec", ExecRequest(BOX, ("large answer",)), None)
     book.exec("running", state="running", ended_at=None)
     book.exec("unknown", state="unknown")
     book.add("exec", ExecRequest(BOX, ("canceled",)), ExecAnswer("canceled"))
     book.add("exec", ExecRequest(BOX, ("late",)), DeadlineExceededError("cannot"))
     book.exec("after")
     report = await replay(book.log(), node.say)
-    assert verdicts(report) == ["same", "same", "skipped", "same", *["skipped"] * 6, "same"]
-    assert [step.gap for step in report.steps] == [""] * 5 + ["main#5"] * 6
+    assert verdicts(report) == ["same", "same", "skipped", "same", *["skipped"] * 8, "same"]
+    assert [step.gap for step in report.steps] == [""] * 5 + ["main#5"] * 8
     assert "input" in report.steps[4].skipped
-    assert report.totals == {"same": 4, "different": 0, "nondeterministic": 0, "skipped": 7}
+    assert report.totals == {"same": 4, "different": 0, "nondeterministic": 0, "skipped": 9}
 
 
 async def test_input_that_is_known_to_be_empty_is_given(book, node):

@@ -12,6 +12,8 @@ from libdsec.protocol.errors import ErrorBody
 from libdsec.protocol.exec import ExecAnswer, ExecRequest
 from libdsec.protocol.steps import Step
 
+from .document import NIL
+
 READS = frozenset({"file.stat", "file.read", "file.list", "file.archive", "file.watch", "sandbox.inspect"})
 """They change nothing: to skip one leaves no gap."""
 
@@ -44,10 +46,14 @@ def takes_input(step: Step) -> bool:
 def _why(step: Step) -> str | None:
     if step.opaque:
         return step.opaque
+    if bytes(step.request) == NIL:
+        return "its request is too large for the log's readers"
     if step.state == "running":
         return "it had not ended when the log was read"
     if step.state == "unknown":
         return "nobody knows how it ended"
+    if bytes(step.answer) == NIL:
+        return "its answer is too large for the log's readers"
     if takes_input(step) and step.input_digest != NO_INPUT:
         return "its input is not in the log"
     if step.state == "error":
