@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -49,13 +50,17 @@ def answer_all(server: FakeServer) -> None:
         server.answers(method)(answer)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # nobody could set an event
+        await asyncio.sleep(0)
+
+
 async def go_away(server: FakeServer, client: DSecClient) -> None:
     """The server is gone and the client has seen it."""
     server.drop()
     server.reachable = False
     connection = client._channel._connection
-    while connection is not None and connection.usable:
-        await asyncio.sleep(0)
+    await until(lambda: connection is None or not connection.usable)
 
 
 def tags(server: FakeServer) -> list[tuple[str, int] | None]:
@@ -311,8 +316,7 @@ def test_a_server_that_is_away_is_waited_for(with_fake, clock):
         client._channel.clock = clock
         await go_away(server, client)
         waiting = [asyncio.ensure_future(sandbox.run(["true"])) for _ in range(10)]
-        while clock.now < 20:
-            await asyncio.sleep(0)
+        await until(lambda: clock.now >= 20)
         server.reachable = True
         assert all([(await result).ok for result in waiting])
         assert set(tags(server)[1:]) == {("main", n) for n in range(1, 11)}
@@ -376,8 +380,7 @@ def test_closing_the_client_ends_the_waiting(with_fake, clock):
         client._channel.clock = clock
         await go_away(server, client)
         waiting = asyncio.ensure_future(client.server_info())
-        while clock.now < 1:
-            await asyncio.sleep(0)
+        await until(lambda: clock.now >= 1)
         await client.close()
         with pytest.raises(ClientClosedError):
             await waiting
@@ -411,8 +414,7 @@ def test_calls_that_come_out_of_order_after_a_loss_find_their_order(with_fake, c
         client._channel.clock = clock
         await go_away(server, client)
         waiting = [asyncio.ensure_future(sandbox.run([str(i)])) for i in range(30)]
-        while clock.now < 5:
-            await asyncio.sleep(0)
+        await until(lambda: clock.now >= 5)
         server.reachable = True
         assert all([(await result).ok for result in waiting])
         assert taken == list(range(1, 31))
@@ -430,8 +432,7 @@ def test_a_call_given_up_before_it_was_sent_leaves_no_gap(with_fake, clock):
         client._channel.clock = clock
         await go_away(server, client)
         waiting = [asyncio.ensure_future(sandbox.run([str(i)])) for i in range(4)]
-        while clock.now < 5:
-            await asyncio.sleep(0)
+        await until(lambda: clock.now >= 5)
         for given_up in (0, 2):
             waiting[given_up].cancel()
         await asyncio.sleep(0)
@@ -451,8 +452,7 @@ def test_a_call_given_up_after_it_was_sent_keeps_its_number(with_fake):
         taken = strict(server)
         sandbox = await client.run_container(ARGS)
         hanging = asyncio.ensure_future(sandbox.run(["hang"]))
-        while not taken:
-            await asyncio.sleep(0)
+        await until(lambda: bool(taken))
         hanging.cancel()
         assert (await sandbox.run(["next"])).ok
         assert taken == [1, 2]
