@@ -66,6 +66,8 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "lifecycle": (Target("floor", ">=", 0.5),),
     "exec": (Target("crun", "<=", 0.35),),
     "idle-memory": (Target(None, "<=", 0.8),),
+    "fast-forward": (Target(None, ">=", 20_000.0),),
+    "adoption": (Target(None, "<=", 5.0),),
     "log-cost": (
         Target("no_log", "<=", 1.1),
         Target("no_log_100kb", "<=", 1.1),

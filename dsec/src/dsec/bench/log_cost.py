@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+import msgspec
+
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.protocol.errors import InvalidArgumentError
 
@@ -19,7 +21,7 @@ from .figures import Figure, Report, median, of_times
 from .ground import Ground
 from .lifecycle import IN_FLIGHT, lives_of
 from .machine import machine
-from .node import OwnNode
+from .node import Node, OwnNode
 from .rounds import Contestant, Progress, interleave
 
 NAME = "log-cost"
@@ -62,32 +64,36 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
     """:raises InvalidArgumentError: the node is the user's: another one is needed beside it."""
     if not ground.node.owned:
         raise InvalidArgumentError("cannot measure log-cost on a node that is not the bench's own")
-    other = OwnNode(ground.directory, "-unlogged", ("dsec.bench.unlogged",))
+    unlogged = OwnNode(ground.directory, "-unlogged", ("dsec.bench.unlogged",))
     async with contextlib.AsyncExitStack() as stack:
         clients: dict[str, DSecClient] = {}
         sandboxes: dict[str, Sandbox] = {}
-        for name, node in (("ours", ground.node), ("no_log", other)):
+        nodes: dict[str, Node] = {"ours": ground.node, "no_log": unlogged}
+        for name, node in nodes.items():
             client = clients[name] = await stack.enter_async_context(node.running())
-            if node is other:
+            if node is unlogged:
                 await client.build_image(ground.image, f"dir:{ground.lower}")
             args = DSecContainerRunArgs(container_image=ground.image)
             sandboxes[name] = await stack.enter_async_context(await client.run_container(args))
         times = await _times(sandboxes, samples, progress)
         bursts = {name: lives_of(client, ground.image) for name, client in clients.items()}
         rates = await _rates(bursts, samples)
-    figures = {
-        name: of_times(
-            times[name], {"exec_100kb_ms": median(times[f"{name}_100kb"]), "lifecycles_a_second": rates[name]}
-        )
-        for name in ("ours", "no_log")
-    }
-    return Report(NAME, figures["ours"], {"no_log": figures["no_log"]}, None, _ratios(figures), machine(ground.load))
+    ours = _figures(times, rates, "ours")
+    other = _figures(times, rates, "no_log")
+    return Report(
+        name=NAME,
+        ours=msgspec.structs.replace(ours["no_log"], detail={name: figure.value for name, figure in ours.items()}),
+        peers=dict(other),
+        floor=None,
+        ratios={name: ours[name].value / figure.value for name, figure in other.items()},
+        machine=machine(ground.load),
+    )
 
 
-def _ratios(figures: Mapping[str, Figure]) -> dict[str, float | None]:
-    ours, other = figures["ours"], figures["no_log"]
+def _figures(times: Mapping[str, list[float]], rates: Mapping[str, float], node: str) -> dict[str, Figure]:
+    """What was measured of one node, by what it is compared as."""
     return {
-        "no_log": ours.value / other.value,
-        "no_log_100kb": ours.detail["exec_100kb_ms"] / other.detail["exec_100kb_ms"],
-        "no_log_lifecycle": ours.detail["lifecycles_a_second"] / other.detail["lifecycles_a_second"],
+        "no_log": of_times(times[node]),
+        "no_log_100kb": of_times(times[f"{node}_100kb"]),
+        "no_log_lifecycle": Figure(rates[node], "1/s", LIVES_ROUNDS),
     }

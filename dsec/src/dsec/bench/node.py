@@ -72,20 +72,28 @@ class OwnNode:
         self._log = ground / f"serve{name}.log"
         self._id_base = _ID_BASE if not name else _SECOND_ID_BASE
         self._edges: set[str] = set()
+        self._process: asyncio.subprocess.Process | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DSecClient]:
         self.state_dir.mkdir(exist_ok=True)
         self._run_dir.mkdir(mode=0o700)
-        process: asyncio.subprocess.Process | None = None
         client: DSecClient | None = None
         try:
-            process = await self._started()
-            client = await self._connected(process)
+            self._process = await self._started()
+            client = await self._connected(self._process)
             self._edges.add((await client.server_info()).node.edge_prefix)
             yield client
         finally:
+            process, self._process = self._process, None
             await self._end(client, process)
+
+    async def killed_and_started_again(self) -> None:
+        """SIGKILL to the server and another one in its place: it is being started when this returns."""
+        if self._process is None:
+            raise UnavailableError("cannot kill the node: it does not run")
+        await finish(self._process)
+        self._process = await self._started()
 
     async def _started(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:

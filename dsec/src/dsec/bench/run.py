@@ -7,11 +7,13 @@ from types import ModuleType
 
 from libdsec.protocol.errors import InvalidArgumentError
 
-from . import create, exec, idle_memory, layer_build, lifecycle, log_cost
+from . import adoption, create, exec, fast_forward, idle_memory, layer_build, lifecycle, log_cost
 from .figures import Report
 from .ground import Options, Say, ground
 
-BENCHES: Mapping[str, ModuleType] = {m.NAME: m for m in (create, lifecycle, exec, idle_memory, layer_build, log_cost)}
+BENCHES: Mapping[str, ModuleType] = {
+    m.NAME: m for m in (create, lifecycle, exec, idle_memory, layer_build, log_cost, fast_forward, adoption)
+}
 """Name → module with NAME, SAMPLES and `measure(ground, samples, progress)`."""
 
 

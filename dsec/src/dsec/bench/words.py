@@ -10,9 +10,21 @@ ABOUT = {
     "exec": "`sh -c true` in something that runs already",
     "idle-memory": "memory of one idle sandbox, everything included",
     "layer-build": "a layer from a directory",
+    "log-cost": "`sh -c true` with a command log and without",
+    "fast-forward": "recorded steps a second through the SDK",
+    "adoption": "from a server's start until what a killed one left has answered",
 }
 
-LABELS = {"mkfs_erofs": "mkfs.erofs", "tar_gz": "tar.gz", "floor": "floor (C)", "ours": "DSec"}
+LABELS = {
+    "mkfs_erofs": "mkfs.erofs",
+    "tar_gz": "tar.gz",
+    "floor": "floor (C)",
+    "ours": "DSec",
+    "run": "run for the first time",
+    "no_log": "no log",
+    "no_log_100kb": "no log, 100 KB of output",
+    "no_log_lifecycle": "no log, whole lives",
+}
 
 
 def number(value: float) -> str:
