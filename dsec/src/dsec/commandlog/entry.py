@@ -58,6 +58,7 @@ class OpenStep:
     __slots__ = (
         "_begun",
         "_joined",
+        "_refused",
         "_scope",
         "_waiting",
         "began_at",
@@ -106,6 +107,7 @@ class OpenStep:
         self.ended = False
         """`end` or `withdraw` was said."""
         self._begun = begun
+        self._refused: DSecError | None = None
         self._waiting: list[tuple[Then, Failed]] = []
         self._joined: list[Callable[[Outcome], None]] = []
 
@@ -119,10 +121,12 @@ class OpenStep:
         return f"{self._scope.id}:{self.seq}:{self.run}"
 
     def when_begun(self, callback: Then, failed: Failed) -> None:
-        """Call `callback` once the row is committed (at once if it is), or `failed` when it could not be: the step
-        is not in the log then, nothing may be sent for it, and neither `end` nor `withdraw` is said."""
+        """Call `callback` once the row is committed, or `failed` when it could not be (at once where that is known):
+        the step is not in the log then, nothing may be sent for it, and neither `end` nor `withdraw` is said."""
         if self._begun:
             callback()
+        elif self._refused is not None:
+            failed(self._refused)
         else:
             self._waiting.append((callback, failed))
 
@@ -164,7 +168,7 @@ class OpenStep:
 
     def begin_done(self, error: DSecError | None) -> None:
         """For the scope: the row is committed, or is not."""
-        self._begun = error is None
+        self._begun, self._refused = error is None, error
         waiting, self._waiting = self._waiting, []
         for callback, failed in waiting:
             if error is None:

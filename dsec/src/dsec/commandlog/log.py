@@ -22,6 +22,7 @@ from .retention import Retention
 from .scope import Desk, Scope
 
 _DRAWN_A_RUN = 2**32
+_LARGEST = 2**63 - 1
 
 MAX_RESTING = 1024
 """Scopes that have ended and are kept in memory."""
@@ -180,6 +181,8 @@ class CommandLog:
         if len(parts) != 3 or len(key) > 64 or not all(part.isascii() and part.isdecimal() for part in parts):
             return None
         scope_id, seq, run = map(int, parts)
+        if scope_id > _LARGEST:
+            return None
         scope = self._by_id.get(scope_id) or self._load("id = ?", scope_id)
         if scope is None:
             return None
