@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Subject:
         )
 
 
+@dataclass
+class ContainerSubject(Subject):
+    node: Node = field(kw_only=True)
+
+
 Make = Callable[[], AbstractAsyncContextManager[Subject]]
 
 
@@ -89,7 +94,7 @@ async def fake_subject() -> AsyncIterator[Subject]:
 
 
 @asynccontextmanager
-async def container_subject(directory: Path) -> AsyncIterator[Subject]:
+async def container_subject(directory: Path) -> AsyncIterator[ContainerSubject]:
     """A real one, in directories and control groups of its own, with ids beyond those of an ordinary node."""
     store = LocalStore(str(directory / "state"))
     request = ImageBuildRequest("tiny:1", f"dir:{make_tiny_root(str(directory / 'root-files'))}")
@@ -102,7 +107,7 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             return tasks.create_task(work)
 
-        node = _Node(directory, store, f"dsec-{prefix}", spawn)
+        node = Node(directory, store, f"dsec-{prefix}", spawn)
 
         def taken() -> dict[str, int]:
             uppers = list((directory / "uppers").glob("[0-9a-f]*/*"))
@@ -117,7 +122,7 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
             subject.driver = node.driver
 
         await node.driver.start()
-        subject = Subject(
+        subject = ContainerSubject(
             node.driver,
             tuple(layer.digest for layer in image.layers),
             Slots(0x7000_0000, 64),
@@ -126,6 +131,7 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
             prefix,
             succeed,
             node.can_pause,
+            node=node,
         )
         try:
             yield subject
@@ -134,7 +140,7 @@ async def container_subject(directory: Path) -> AsyncIterator[Subject]:
             store.close()
 
 
-class _Node:
+class Node:
     """One driver after the other on the same directories and control groups."""
 
     def __init__(self, directory: Path, store: LocalStore, cgroups: str, spawn: Callable[..., Any]) -> None:
@@ -143,6 +149,8 @@ class _Node:
         self._directory, self._store, self._cgroups, self._spawn = directory, store, cgroups, spawn
         self._processes: list[int] = []
         self._started = 0
+        self.timeout_s = 10.0
+        """Of the fork server, for drivers made from now on."""
         self._make()
 
     def _make(self) -> None:
@@ -157,6 +165,7 @@ class _Node:
             shm_bytes=16 * MIB,
             epoch=new_token(),
             start_number=self._started,
+            fork_server_timeout_s=self.timeout_s,
         )
 
         def layers(hold: Any, drop: Any) -> LayerMounts:

@@ -184,19 +184,20 @@ async def test_what_stands_still_can_be_ended(subject: Make) -> None:
 async def test_what_stands_still_is_adopted_so(subject: Make) -> None:
     async with subject() as s:
         need_pause(s)
-        order, other = s.order(), s.order()
-        instance, second = await s.driver.create(order, ignore), await s.driver.create(other, ignore)
-        await start(instance, "echo", "heard", tag="heard").end()
-        await instance.pause()
-        await second.pause()
-        kept, known = instance.keep(), Known()
-        second_kept = second.keep()
+        orders = [s.order() for _ in range(3)]
+        made = [await s.driver.create(order, ignore) for order in orders]
+        await start(made[0], "echo", "heard", tag="heard").end()
+        for each in made:
+            await each.pause()
+        known = Known()
         await s.succeed(False)
-        instance = await adopt(s, order, kept, known, paused=True)
-        second = await adopt(s, other, second_kept, paused=True)
+        instance = await adopt(s, orders[0], made[0].keep(), known, paused=True)
+        second = await adopt(s, orders[1], made[1].keep(), paused=True)
+        unrecorded = await adopt(s, orders[2], made[2].keep())
         await s.driver.sweep()
         assert not known.calls
-        await second.destroy(GONE)
+        assert (await start(unrecorded, "true").end())["exit_code"] == 0
+        await asyncio.gather(second.destroy(GONE), unrecorded.destroy(GONE))
         await instance.resume()
         assert set(known.calls) == {"heard"}
         await known.calls["heard"].end()

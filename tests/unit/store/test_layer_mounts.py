@@ -213,6 +213,22 @@ def test_a_restarted_edge_counts_what_runs() -> None:
     run(story)
 
 
+def test_what_a_lost_fork_server_held_is_mounted_by_the_next_use() -> None:
+    async def story(machine: Machine) -> None:
+        machine.layers.adopt([DIGEST, "sha256:idle"])
+        machine.layers.use(DIGEST)
+        machine.layers.lost([DIGEST, "sha256:idle"])
+        assert machine.layers.in_use(DIGEST)
+        assert await machine.layers.forget("sha256:idle")
+        await machine.layers.acquire(DIGEST)
+        assert (machine.mounted, list(machine.held)) == (1, [DIGEST])
+        for _ in range(2):
+            await machine.layers.release(DIGEST)
+        assert not machine.layers.in_use(DIGEST)
+
+    run(story)
+
+
 def test_releasing_more_than_was_acquired_is_the_caller_s_error() -> None:
     async def story(machine: Machine) -> None:
         with pytest.raises(RuntimeError, match="more often"):
