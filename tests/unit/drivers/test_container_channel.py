@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsec.drivers.container.channel import MAX_CALLS, Channel, ended_error, receive_buffer
+from dsec.drivers.container.channel import MAX_CALLS, Channel, Successor, ended_error, receive_buffer
 from libdsec.protocol import frames
 from libdsec.protocol.errors import InvalidArgumentError, QuotaExceededError, SandboxFailedError, UnavailableError
 from libdsec.protocol.frames import END, HEADER_SIZE, MAX_PAYLOAD, STDOUT, Frame, Kind
@@ -61,11 +61,15 @@ class Init:
 
 
 @asynccontextmanager
-async def channel() -> AsyncIterator[tuple[Channel, Init, list[str]]]:
+async def channel(
+    first_call: int = 1, successor: Successor | None = None
+) -> AsyncIterator[tuple[Channel, Init, list[str]]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     lost: list[str] = []
-    made = Channel(asyncio.get_running_loop(), ours, receive_buffer(), lost.append)
+    made = Channel(
+        asyncio.get_running_loop(), ours, receive_buffer(), lost.append, first_call=first_call, successor=successor
+    )
     try:
         yield made, Init(theirs), lost
     finally:
@@ -205,3 +209,107 @@ async def test_an_init_that_goes_is_noticed_after_its_last_words() -> None:
         await until(lambda: lost != [])
         assert caller.frames == [("result", b"\x80")]
         assert chan.ready.cancelled()
+
+
+async def test_an_answer_of_a_call_with_a_tag_is_acknowledged_by_who_records_it() -> None:
+    async with channel() as (chan, init, _):
+        caller, other = Caller(), Caller()
+        call = chan.call("exec", {}, caller, False, "main#1")
+        chan.call("exec", {}, other, False)
+        tagged, untagged = await init.next(), await init.next()
+        assert msgspec.msgpack.decode(tagged.payload) == {"method": "exec", "args": {}, "tag": "main#1"}
+        init.send(Kind.RESULT, tagged.call, b"\x80")
+        init.send(Kind.RESULT, untagged.call, b"\x80")
+        assert ((ack := await init.next()).kind, ack.call) == (Kind.ACK, untagged.call)
+        call.acknowledge()
+        call.acknowledge()
+        assert ((ack := await init.next()).kind, ack.call) == (Kind.ACK, tagged.call)
+        chan.call("exec", {}, Caller(), False)
+        assert (await init.next()).kind is Kind.CALL
+
+
+class Successors:
+    """What a successor is told, and the callers that it gives."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[str, bool]] = []
+        self.callers: dict[str, Caller] = {}
+        self.calls: dict[str, Any] = {}
+
+    def __call__(self, tag: str, running: bool, answerer: Any) -> Caller | None:
+        self.known.append((tag, running))
+        self.calls[tag] = answerer
+        return self.callers.get(tag)
+
+
+def known(tag: Any, running: Any) -> bytes:
+    return msgspec.msgpack.encode({"known": tag, "running": running})
+
+
+def hello(epoch: str) -> bytes:
+    return msgspec.msgpack.encode({"generation": 1, "role": "init", "epoch": epoch})
+
+
+async def test_a_successor_hears_what_is_known_and_nothing_that_was_left_unread() -> None:
+    told = Successors()
+    told.callers = {"a": Caller(), "b": Caller()}
+    async with channel(100, Successor("ours", told)) as (chan, init, lost):
+        init.send(Kind.DATA, 5, b"unread", STDOUT)
+        init.send(Kind.RESULT, 5, b"\x80")
+        init.send(Kind.HELLO, 0, hello("between"))
+        init.send(Kind.EVENT, 5, known("a", False))
+        init.send(Kind.DATA, 5, b"half of it", STDOUT)
+        init.send(Kind.HELLO, 0, hello("ours"))
+        init.send(Kind.EVENT, 5, known("a", False))
+        init.send(Kind.DATA, 5, b"out", STDOUT, END)
+        init.send(Kind.RESULT, 5, b"\x80")
+        init.send(Kind.EVENT, 7, known("b", True))
+        init.send(Kind.EVENT, 8, known("nobody", True))
+        ping = Caller()
+        chan.call("ping", {}, ping, False)
+        number = (await init.next()).call
+        assert number == 100
+        init.send(Kind.RESULT, number, b"\x80")
+        await until(lambda: ping.frames != [])
+        chan.named()
+        assert told.known == [("a", False), ("b", True), ("nobody", True)]
+        assert told.callers["a"].frames == [("data", b"out"), ("result", b"\x80")]
+        assert told.callers["b"].frames == []
+        init.send(Kind.DATA, 8, b"unheard", STDOUT)
+        credit = await init.next()
+        assert (credit.kind, credit.call, frames.credit_amount(credit)) == (Kind.CREDIT, 8, 7)
+        init.send(Kind.RESULT, 8, b"\x80")
+        assert [(await init.next()).call for _ in range(2)] == [100, 8]
+        told.calls["a"].acknowledge()
+        assert ((ack := await init.next()).kind, ack.call) == (Kind.ACK, 5)
+        told.calls["b"].cancel()
+        assert ((cancel := await init.next()).kind, cancel.call) == (Kind.CANCEL, 7)
+        assert lost == []
+        init.send(Kind.HELLO, 0, hello("ours"))
+        await until(lambda: lost != [])
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", b"\x80", known(1, True), known("a", 1)])
+async def test_an_init_that_does_not_name_its_calls_rightly_is_lost(payload: bytes) -> None:
+    async with channel(100, Successor("ours", Successors())) as (_, init, lost):
+        init.send(Kind.HELLO, 0, hello(""))
+        init.send(Kind.EVENT, 5, payload)
+        await until(lambda: lost != [])
+
+
+async def test_who_leaves_a_channel_ends_no_call_and_has_said_what_is_recorded() -> None:
+    async with channel() as (chan, init, lost):
+        open_one, ended = Caller(), Caller()
+        chan.call("exec", {}, open_one, False)
+        chan.call("exec", {}, ended, False)
+        first, second = await init.next(), await init.next()
+        assert first.call == 1
+        init.send(Kind.RESULT, second.call, b"\x80")
+        await until(lambda: ended.frames != [])
+        chan.detach(UnavailableError("closing"))
+        assert ((ack := await init.next()).kind, ack.call) == (Kind.ACK, second.call)
+        assert init.sock.recv(1) == b""
+        assert open_one.frames == []
+        with pytest.raises(UnavailableError, match="closing"):
+            chan.call("exec", {}, Caller(), False)
+        assert lost == []
