@@ -97,5 +97,11 @@ def _execute(aether: str, run_dir: str, listening: int, log: int) -> subprocess.
         cwd="/",
         pass_fds=(listening,),
         start_new_session=True,
-        env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")},
+        env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), **_fault()},
     )
+
+
+def _fault() -> dict[str, str]:
+    """What a test wishes (`dsec.faults`), told to one server alone: the one that replaces it is to live."""
+    wish = os.environ.pop("DSEC_FAULT", None)
+    return {} if wish is None else {"DSEC_FAULT": wish}
