@@ -141,11 +141,11 @@ def test_completion(node, shell):
     assert "_DSEC_COMPLETE" in node.run("completion", shell).stdout
 
 
-@pytest.mark.parametrize("name", [*_COMMANDS, "image build", "image ls", "image inspect", "image rm"])
+@pytest.mark.parametrize("name", [*_COMMANDS, "image build", "image ls", "image inspect", "image rm", "job ls"])
 def test_every_command_explains_itself(node, name):
     result = node.run(*name.split(), "--help")
     assert result.exit_code == 0
-    assert "dsec " + name.split()[0] in result.stdout or name in ("image", "rollout", "bench")
+    assert "dsec " + name.split()[0] in result.stdout or name in ("image", "rollout", "bench", "node", "job")
 
 
 def test_names_complete_without_importing_everything():

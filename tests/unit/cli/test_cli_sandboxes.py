@@ -187,7 +187,7 @@ def test_a_terminal_needs_a_terminal(node):
 
 def test_ls(node):
     lines = node.run("ls").stdout.splitlines()
-    assert lines[0].split() == ["ID", "IMAGE", "STATE", "AGE", "UNUSED", "MEMORY", "CPUS", "LABELS"]
+    assert lines[0].split() == ["ID", "IMAGE", "STATE", "AGE", "UNUSED", "MEMORY", "CPUS", "JOB", "ROLLOUT", "LABELS"]
     assert len(lines) == 4
     assert "\x1b" not in lines[1]  # what a label holds cannot move the cursor
     assert node.run("ls", "-q").stdout.split() == list(node.sandboxes)

@@ -21,6 +21,7 @@ from .options import (
     LabelOption,
     MemoryOption,
     NestedOption,
+    OwnJobOption,
     PidsOption,
     ToolkitOption,
     TtlOption,
@@ -54,6 +55,7 @@ def create(
     cwd: CwdOption = None,
     hostname: HostnameOption = None,
     label: LabelOption = None,
+    job: OwnJobOption = None,
     ttl: TtlOption = None,
     deadline: DeadlineOption = None,
     nested_user_namespaces: NestedOption = False,
@@ -68,6 +70,7 @@ def create(
     dsec create
     dsec create --image debian:12 --memory 2g --cpus 2 --ttl 10m
     dsec create --workspace repo/sphinx-9658:v1 --toolkit harness:v7 --label task=9658
+    dsec create --job night-17
 
     Without --ttl or --deadline it stays until `dsec stop`.
     """

@@ -46,7 +46,7 @@ def doctor(json: JsonOption = False) -> None:
 
 async def _report() -> DoctorReport:
     if os.environ.get("DSEC_URL"):
-        async with DSecClient() as client:
+        async with DSecClient(track="cli") as client:
             return await client.doctor()
     # without the server: what keeps it from starting is what one wants to know
     from dsec.linux.probe import findings

@@ -15,6 +15,8 @@ from libdsec.protocol.ids import EDGE_PREFIX_LENGTH, is_sandbox_id
 from libdsec.protocol.lifecycle import FINAL, State
 from libdsec.sandbox import Sandbox
 
+from .completion import jobs, sandboxes
+
 _SIZES = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -38,7 +40,19 @@ def _quantity(text: str, units: str, factors: dict[str, float], form: str) -> fl
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 SandboxArgument = Annotated[
-    str, typer.Argument(metavar="SANDBOX", help="An id, or a unique beginning of what follows the node in it.")
+    str,
+    typer.Argument(
+        metavar="SANDBOX", help="An id, or a unique beginning of what follows the node in it.", autocompletion=sandboxes
+    ),
+]
+SandboxesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="SANDBOX...", help="Ids, or beginnings.", autocompletion=sandboxes)
+]
+JobOption = Annotated[
+    str | None, typer.Option("--job", metavar="JOB", help="All sandboxes of a job.", autocompletion=jobs)
+]
+OwnJobOption = Annotated[
+    str | None, typer.Option("--job", metavar="JOB", help="The job that it belongs to.", autocompletion=jobs)
 ]
 
 
@@ -99,6 +113,7 @@ _ARGUMENTS = {
     "cwd": "cwd",
     "hostname": "hostname",
     "nested_user_namespaces": "nested_user_namespaces",
+    "job": "job",
 }
 """Of `dsec run` and `create`: option → argument of the SDK."""
 

@@ -32,7 +32,7 @@ def execute(json: bool, work: Callable[[DSecClient], Awaitable[int | None]]) -> 
     """Run `work` with an open client and exit with its number (None is 0)."""
 
     async def main() -> int | None:
-        async with DSecClient() as client:
+        async with DSecClient(track="cli") as client:
             return await work(client)
 
     execute_alone(json, main)

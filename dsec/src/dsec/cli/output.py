@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,18 @@ PATIENCE_S = 1.0
 
 def emit(value: Any) -> None:
     """The one JSON document of a command."""
-    document = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    document = msgspec.json.format(msgspec.json.encode(whole(value)), indent=2)
     sys.stdout.write(document.decode() + "\n")
     sys.stdout.flush()
+
+
+def whole(value: Any) -> Any:
+    """A value with every field of its structs: on the wire those that have their default may be left out."""
+    if isinstance(value, msgspec.Struct):
+        return {name: whole(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: whole(inner) for name, inner in value.items()}
+    return [whole(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def say(text: str) -> None:
@@ -27,12 +36,22 @@ def say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be; the last one runs free. Empty is only the headers."""
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Mapping[int, Sequence[str]] | None = None
+) -> None:
+    """Columns as wide as they need to be; the last one runs free. Empty is only the headers.
+
+    `colours`: of a column, each row's colour on a terminal, as its number in ANSI.
+    """
     lines = [list(headers), *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    if colours and sys.stdout.isatty():
+        for column, shades in colours.items():
+            for line, shade in zip(lines[1:], shades, strict=True):
+                line[column] = f"\x1b[{shade}m{line[column]}\x1b[0m"
     for line in lines:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        say("  ".join(line).rstrip())
 
 
 def printable(text: str) -> str:

@@ -45,7 +45,7 @@ async def _server_version() -> str | None:
     from .serve import server_url
 
     try:
-        async with DSecClient(os.environ.get("DSEC_URL") or server_url(), connect_timeout=5) as client:
+        async with DSecClient(os.environ.get("DSEC_URL") or server_url(), connect_timeout=5, track="cli") as client:
             return (await client.server_info()).version
     except DSecError:
         return None  # that none runs is an answer here
