@@ -1,0 +1,320 @@
+"""Leases are kept, lost and given back; logs are read; jobs are acted on as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+
+import libdsec.sync
+from libdsec import DSecClient, DSecContainerRunArgs
+from libdsec.errors import InvalidArgumentError, LeaseLostError, NotFoundError, OutcomeUnknownError
+from libdsec.protocol.calls import Empty, SandboxList
+from libdsec.protocol.exec import ExecAnswer, ExecRequest
+from libdsec.protocol.frames import STDOUT
+from libdsec.protocol.jobs import JobAnswer, JobInfo, JobList, JobProgress, LeaseInfo, RolloutList
+from libdsec.protocol.spec import SandboxInfo, SandboxSpec
+from libdsec.protocol.steps import LogReadAnswer
+from libdsec.testing import FakeCall, FakeServer
+
+ID = "s" * 24
+INFO = SandboxInfo(ID, SandboxSpec("debian:12"), "running", None, 0.0, 0.0, "n", rollout="r")
+OK = ExecAnswer("exited", 0)
+
+
+class Gate:
+    """A clock that a test moves: a sleep ends when its time has come."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleepers: list[tuple[float, asyncio.Event]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        sleeper = (self.now + seconds, asyncio.Event())
+        self.sleepers.append(sleeper)
+        try:
+            await sleeper[1].wait()
+        finally:
+            self.sleepers.remove(sleeper)
+
+    async def move(self, seconds: float) -> None:
+        """In steps, so that what wakes can sleep again; then let everything settle."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(self.now + 0.25, until)
+            for at, event in self.sleepers:
+                if at <= self.now:
+                    event.set()
+            for _ in range(40):
+                await asyncio.sleep(0)
+
+
+def renewals(server: FakeServer) -> int:
+    return [method for method, _ in server.calls].count("lease.renew")
+
+
+def test_a_lease_is_renewed_while_its_holder_lives(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+        async with await client.attach("r", lease=30) as rollout:
+            await clock.move(61)
+            assert renewals(server) == 6
+            holder = server.calls[-1][1]
+            assert (holder.kind, holder.name, holder.epoch) == ("rollout", "r", 1)
+        assert server.calls[-1][0] == "lease.release"
+        await clock.move(100)
+        assert renewals(server) == 6
+        await rollout.release()
+        assert server.calls[-1][0] == "lease.release"
+        assert [method for method, _ in server.calls].count("lease.release") == 1
+
+    with_fake(use)
+
+
+def test_an_exception_leaves_the_lease_held(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+        with pytest.raises(KeyError):
+            async with await client.attach("r"):
+                raise KeyError("mine")
+        await clock.move(200)
+        assert [method for method, _ in server.calls] == ["lease.take", "log.read"]
+
+    with_fake(use)
+
+
+def test_a_lease_that_somebody_else_took_ends_every_call(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        client._channel.clock = clock = Gate()
+        log.record("main", 1, "exec", ExecRequest(ID, ("a",)), OK)
+        rollout = await client.attach(ID, lease=30)
+        log.epoch += 1
+        await clock.move(11)
+        for call in (rollout.sandbox.run(["a"]), rollout.sandbox.files.read("f"), rollout.sandbox.exec_stream(["a"])):
+            with pytest.raises(LeaseLostError, match="cannot go on with sandbox"):
+                await call
+        assert log.asked() == []
+        await rollout.release()  # nothing is left to give back
+        assert server.calls[-1][0] == "lease.renew"
+
+    with_fake(use)
+
+
+def test_a_node_that_is_away_costs_the_lease_only_when_it_has_expired(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+        rollout = await client.attach("r", lease=30)
+        server.drop()
+        server.reachable = False
+        await clock.move(25)
+        server.reachable = True
+        await clock.move(5)
+        assert renewals(server) >= 1
+        await clock.move(20)
+        rollout._lease.check()
+        server.drop()
+        server.reachable = False
+        await clock.move(45)
+        with pytest.raises(LeaseLostError, match="could not be renewed for 30 s"):
+            await rollout.run_container(DSecContainerRunArgs(container_image="a:b"))
+
+    with_fake(use)
+
+
+def test_a_log_that_cannot_be_read_gives_no_rollout(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            raise NotFoundError("cannot read it")
+
+        with pytest.raises(NotFoundError):
+            await client.attach("r")
+        await clock.move(100)
+        assert renewals(server) == 0
+
+    with_fake(use)
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan")])
+def test_leases_that_are_none(with_fake, lease):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        with pytest.raises(InvalidArgumentError, match="above 0"):
+            await client.attach("r", lease=lease)
+        with pytest.raises(InvalidArgumentError, match="above 0"):
+            client.hold_job("j", lease=lease)
+        for name in ("", "a b", "x" * 200):
+            with pytest.raises(InvalidArgumentError, match="cannot use rollout"):
+                await client.attach(name)
+        assert server.calls == []
+
+    with_fake(use)
+
+
+def test_a_job_is_held(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        client._channel.clock = clock = Gate()
+        async with client.hold_job("j", lease=30, pause_after=1, stop_after=2) as job:
+            await clock.move(11)
+            job.check()
+            log.epoch += 1
+            await clock.move(11)
+            with pytest.raises(LeaseLostError):
+                job.check()
+        take = server.calls[0][1]
+        assert (take.kind, take.name, take.lease_s, take.pause_after_s, take.stop_after_s) == ("job", "j", 30, 1, 2)
+
+    with_fake(use)
+
+
+def test_steps_of_a_sandbox_are_read(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        large = bytes(50_000)
+        for n in range(1, 8):
+            log.record("main/1", n, "exec", ExecRequest(ID, (str(n),)), OK, b"small" if n < 7 else large)
+
+        @server.answers("sandbox.inspect")
+        async def _(call: FakeCall) -> SandboxInfo:
+            return INFO
+
+        sandbox = client.sandbox(ID)
+        steps = await sandbox.steps()
+        assert [step.n for step in steps] == list(range(1, 8))
+        assert msgspec.msgpack.decode(steps[0].request)["argv"] == ["1"]
+        assert steps[-1].stdout.data is None
+        steps = await sandbox.steps(limit=2, last=True, outputs=True, requests=False)
+        assert [step.stdout.data for step in steps] == [b"small", large]
+        reads = [args for method, args in server.calls if method == "log.read"]
+        assert {(read.scope, read.sandbox) for read in reads} == {("r", ID)}
+        assert [method for method, _ in log.asked()] == ["sandbox.inspect"]
+        assert len(await sandbox.steps(track="main/1", limit=4)) == 4
+        rollout = await client.attach("r")
+        assert len(await rollout.steps()) == 7
+
+    with_fake(use)
+
+
+def test_steps_are_followed(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        for n in range(1, 4):
+            log.record("main", n, "exec", ExecRequest(ID, (str(n),)), OK)
+
+        @server.answers("sandbox.inspect")
+        async def _(call: FakeCall) -> SandboxInfo:
+            return msgspec.structs.replace(INFO, rollout=None)
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            assert call.args.follow
+            assert call.args.scope == ID
+            assert call.args.sandbox is None
+            for step, _, _ in log.entries:
+                await call.send_value(STDOUT, [step])
+            if call.args.after == 7:
+                server.drop()
+            await call.canceled.wait()
+            return LogReadAnswer(3, 3)
+
+        seen = []
+        async with contextlib.aclosing(client.sandbox(ID).follow_steps()) as following:
+            async for step in following:
+                seen.append(step.n)
+                if len(seen) == 3:
+                    break
+        assert seen == [1, 2, 3]
+        while not server.canceled:  # noqa: ASYNC110  # the server has no event of it
+            await asyncio.sleep(0)
+
+        async def lost() -> None:
+            async for _ in client.sandbox(ID).follow_steps(after=7):
+                pass
+
+        with pytest.raises(OutcomeUnknownError):
+            await lost()
+
+    with_fake(use)
+
+
+def script_jobs(server: FakeServer) -> None:
+    @server.answers("job.list")
+    async def _(call: FakeCall) -> JobList:
+        names = ["a", "b", "c"]
+        start = 0 if call.args.after is None else names.index(call.args.after) + 1
+        return JobList((JobInfo(names[start], {"running": 1}, 1),), names[start] if start < 2 else None)
+
+    @server.answers("job.inspect")
+    async def _(call: FakeCall) -> JobInfo:
+        return JobInfo(call.args.job, {"paused": 2}, 1)
+
+    @server.answers("rollout.list")
+    async def _(call: FakeCall) -> RolloutList:
+        made = tuple(LeaseInfo("rollout", name, 1, call.args.job, 0, 0.0, 0.0, False) for name in ("p", "q"))
+        return RolloutList(made[:1], "p") if call.args.after is None else RolloutList(made[1:])
+
+    @server.answers("sandbox.list")
+    async def _(call: FakeCall) -> SandboxList:
+        assert (call.args.job, call.args.rollout) == ("a", "r")
+        return SandboxList((INFO,))
+
+    async def act(call: FakeCall) -> JobAnswer:
+        call.event(JobProgress(1, 2))
+        call.event(JobProgress(2, 2))
+        return JobAnswer(1, {ID: "cannot"}, 1)
+
+    for verb in ("pause", "resume", "stop"):
+        server.answers(f"job.{verb}")(act)
+
+    @server.answers("server.drain")
+    async def _(call: FakeCall) -> Empty:
+        assert call.args.timeout_s == 7
+        return Empty()
+
+
+def test_jobs(with_fake):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        script_jobs(server)
+        assert [job.job for job in await client.jobs()] == ["a", "b", "c"]
+        assert (await client.job("a")).sandboxes == {"paused": 2}
+        assert [(rollout.name, rollout.job) for rollout in await client.rollouts("a")] == [("p", "a"), ("q", "a")]
+        assert await client.list(job="a", rollout="r") == (INFO,)
+        for act in (client.pause_job, client.resume_job, client.stop_job):
+            seen: list[JobProgress] = []
+            answer = await act("a", seen.append)
+            assert (answer.done, answer.failed, answer.failures) == (1, {ID: "cannot"}, 1)
+            assert [news.done for news in seen] == [1, 2]
+            assert (await act("a")).done == 1
+        await client.drain_server(7)
+
+    with_fake(use)
+
+
+def test_blocking_twins(fake_node: FakeServer, fake_log):
+    script_jobs(fake_node)
+    log = fake_log(fake_node)
+    log.record("main", 1, "exec", ExecRequest(ID, ("a",), limit=libdsec.sync.OutputLimit()), OK, b"out")
+    with libdsec.sync.DSecClient(fake_node.url) as client:
+        with client.attach(ID) as held:
+            assert (held.id, held.epoch, held.recorded, held.job) == (ID, 1, 1, None)
+            assert held.sandbox.run(["a"]).replayed
+            assert held.replayed == 1
+            assert held.track("x").sandbox.track("y").id == ID
+            assert [step.n for step in held.sandbox.steps()] == [1]
+        with client.hold_job("j") as job:
+            job.check()
+        assert client.pause_job("a").done == 1
+        assert len(client.jobs()) == 3
+    assert fake_node.calls[-1][0] == "job.list"
