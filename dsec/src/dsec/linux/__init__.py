@@ -7,6 +7,8 @@ numbers, and get descriptors, small values or a `KernelError` that names the sys
 - `mounts`    detached mounts: EROFS from files or loop devices, idmapped clones, attach, detach
 - `loops`     loop devices that free themselves; `specimen` is the image that is mounted to see whether it can be
 - `cgroups`   which controllers are where (v1, v2, hybrid), and a pool of re-used directories
+- `reclaim`   giving a paused group's memory back, with `advice` on other processes' memory
+- `swap`      where that memory goes: zram and a file of this node's own
 - `uppers`    writable directories of sandboxes: plain, `sized` (ext4 on a loop device) or `btrfs` (subvolumes)
 - `removal`   taking directories away that hostile code has filled
 - `processes` identity of processes: start times, pidfds

@@ -20,7 +20,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import advice
@@ -32,7 +32,9 @@ _STEP = 32 * 1024 * 1024
 """Reclaimed at once: what a deadline may be overrun by."""
 _PREFETCH_STEP = 2 * 1024 * 1024
 _LITTLE = 256 * 1024
-"""A step that yields less has found all there is."""
+"""A step that yields less is fruitless."""
+_FRUITLESS = 2
+"""So many fruitless steps in a row have found all there is."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NEVER = threading.Event()
 
@@ -68,11 +70,11 @@ def reclaim(cgroup: Cgroup, deadline_s: float, stop: threading.Event = _NEVER) -
     if cgroup.memory is None:
         complete = _page_out(cgroup, limit)
     elif cgroup.version == 2 and os.path.exists(f"{cgroup.memory}/memory.reclaim"):
-        complete = _reclaim_v2(cgroup, cgroup.memory, limit)
+        complete = _with_swap(cgroup, limit)
     elif cgroup.version == 2:
         complete = _page_out(cgroup, limit)
     else:
-        complete = _page_out(cgroup, limit) and _force_empty(cgroup.memory, limit)
+        complete = _page_out(cgroup, limit) and _exhaust(cgroup, limit, lambda path: _force_empty(path, limit))
     return Reclaimed(
         charged, cgroup.memory_usage(), resident, resident_bytes(cgroup), time.monotonic() - began, complete
     )
@@ -163,52 +165,57 @@ def _batches(ranges: list[Range], step: int) -> Iterator[list[Range]]:
         yield batch
 
 
-def _force_empty(path: str, limit: _Limit) -> bool:
+def _exhaust(cgroup: Cgroup, limit: _Limit, step: Callable[[str], None]) -> bool:
+    """Take steps until they yield no more. One alone that yields nothing means little: the kernel gives up while a disk
+    is busy with what it was given before."""
+    fruitless = 0
+    while not limit.reached():
+        charged = cgroup.memory_usage()
+        # reclaim decides by counters that the kernel lets lag for seconds, unless somebody reads them
+        files.read(cgroup.memory or "", "memory.stat")
+        step(cgroup.memory or "")
+        fruitless = fruitless + 1 if charged - cgroup.memory_usage() < _LITTLE else 0
+        if fruitless == _FRUITLESS:
+            return True
+    return False
+
+
+def _force_empty(path: str, limit: _Limit) -> None:
     file = f"{path}/memory.force_empty"
-    if limit.reached():
-        return False
     try:
         child = subprocess.Popen(
             ["/bin/sh", "-c", 'echo 0 >"$0"', file],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            close_fds=True,
         )
     except OSError as error:
         raise from_os_error(error, "run", "/bin/sh", f"to write {file}") from None
     with child:
         if not limit.wait(child):
             child.kill()
-            return False
+            return
         said = child.stderr.read(500).decode(errors="replace").strip() if child.stderr else ""
     if child.returncode != 0:
         raise KernelError(errno.EIO, "write", file, said)
-    return True
 
 
-def _reclaim_v2(cgroup: Cgroup, path: str, limit: _Limit) -> bool:
+def _with_swap(cgroup: Cgroup, limit: _Limit) -> bool:
+    """v2: without the group's bound on swap for as long as it takes."""
+    path = cgroup.memory or ""
     bound = files.read(path, "memory.swap.max").strip() if os.path.exists(f"{path}/memory.swap.max") else "max"
     if bound != "max":
         files.write(path, "memory.swap.max", "max")
     try:
-        while not limit.reached():
-            charged = cgroup.memory_usage()
-            # refused alone does not mean that there is no more: a disk may be busy with what was asked before
-            if not _step_v2(path) and charged - cgroup.memory_usage() < _LITTLE:
-                return True
-        return False
+        return _exhaust(cgroup, limit, _step_v2)
     finally:
         if bound != "max":
             files.write(path, "memory.swap.max", bound)
 
 
-def _step_v2(path: str) -> bool:
-    """Whether all of a step was reclaimed."""
+def _step_v2(path: str) -> None:
     try:
         files.write(path, "memory.reclaim", str(_STEP))
     except KernelError as error:
-        if error.errno != errno.EAGAIN:
+        if error.errno != errno.EAGAIN:  # there was less to be had than that
             raise
-        return False
-    return True

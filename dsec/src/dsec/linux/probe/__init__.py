@@ -5,7 +5,7 @@ them. So an image is mounted, a limit is run into, a filter is installed, and wh
 change the process that asks (namespaces, filters) happens in a child that is thrown away (`trials`).
 
 - `findings`  everything, in the order of the design's table; never raises
-- `filesystems`, `control`, `limits`, `tools`  the trials by kind
+- `filesystems`, `control`, `limits`, `pausing`, `tools`  the trials by kind
 """
 
 from .run import findings

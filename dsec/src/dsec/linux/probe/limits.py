@@ -1,4 +1,4 @@
-"""What bounds the number of sandboxes, and what gives memory back."""
+"""What bounds the number of sandboxes, and devices that not every machine has."""
 
 from __future__ import annotations
 
@@ -63,14 +63,6 @@ def _mounts(_: str) -> str:
     return _at_least("fs/mount-max", 10_000, "the number of mounts a namespace")
 
 
-def _swap(_: str) -> str:
-    with open("/proc/swaps", encoding="ascii", errors="replace") as file:
-        areas = [line.split() for line in file.read().splitlines()[1:]]
-    if not areas:
-        raise Degraded("there is no swap: what a paused sandbox holds stays in memory")
-    return ", ".join(f"{area[0]} ({int(area[2]) // 1024} MiB)" for area in areas)
-
-
 def _zram(_: str) -> str:
     """Ask the kernel for a device and give it back."""
     try:
@@ -103,7 +95,6 @@ TRIALS = (
     Trial("inotify-limits", _inotify, "degraded", "use a kernel with CONFIG_INOTIFY_USER"),
     Trial("namespace-limits", _namespaces, "degraded", "mount /proc with /proc/sys"),
     Trial("mount-limits", _mounts, "degraded", "mount /proc with /proc/sys"),
-    Trial("swap", _swap, "degraded", "make a zram device half the size of memory and swap on it"),
     Trial("zram", _zram, "degraded", "load the module zram"),
     Trial(
         "kvm",

@@ -8,10 +8,10 @@ import tempfile
 from libdsec.protocol.nodes import Finding
 
 from ..removal import remove_tree
-from . import control, filesystems, limits, tools
+from . import control, filesystems, limits, pausing, tools
 from .verdict import judge
 
-TRIALS = (*control.TRIALS, *filesystems.TRIALS, *limits.TRIALS, *tools.TRIALS)
+TRIALS = (*control.TRIALS, *filesystems.TRIALS, *limits.TRIALS, *pausing.TRIALS, *tools.TRIALS)
 
 
 def findings(state_dir: str | None = None) -> list[Finding]:

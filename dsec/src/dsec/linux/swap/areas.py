@@ -14,8 +14,9 @@ from libdsec.protocol.errors import CapacityError
 from .. import syscalls
 from ..syscalls import KernelError, from_os_error
 
+_MIB = 1024 * 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LEAST_BYTES = 1024 * 1024
+LEAST_BYTES = _MIB
 """Below it an area is nothing but its header and a few pages."""
 _SIGNATURE = b"SWAPSPACE2"
 _UUID_AT = 1024 + 12
@@ -82,28 +83,29 @@ def first_page(path: str) -> bytes | None:
 def leave(path: str) -> None:
     """Swap on it no more; what is in it comes back into memory. Nothing happens when it is not in use.
 
-    :raises CapacityError: what is in it does not fit into memory.
+    :raises CapacityError: what is in it does not fit into memory, or not into a group's limit. It stays in use.
     """
     area = area_at(path)
     if area is None:
         return
     available = memory_bytes("MemAvailable")
-    if area.used_bytes < available:
-        try:
-            syscalls.swapoff(path)
-            return
-        except KernelError as error:
-            if error.errno == errno.EINVAL:  # somebody else was faster
-                return
-            if error.errno != errno.ENOMEM:
-                raise
-    mib = 1024 * 1024
-    raise CapacityError(
-        f"cannot take {path} away: {area.used_bytes // mib} MiB in it do not fit into the "
-        f"{available // mib} MiB of memory that are free; stop sandboxes, or resume them one by one, and try again",
-        path=path,
+    if area.used_bytes >= available:
+        raise _no_room(area, f"and {available // _MIB} MiB of memory are free")
+    try:
+        syscalls.swapoff(path)
+    except KernelError as error:
+        if error.errno == errno.ENOMEM:
+            raise _no_room(area, "and they do not fit into memory, or not into a control group's limit") from error
+        if error.errno != errno.EINVAL or area_at(path) is not None:  # EINVAL: somebody else was faster
+            raise
+
+
+def _no_room(area: Area, why: str) -> CapacityError:
+    return CapacityError(
+        f"cannot take {area.path} away: {area.used_bytes // _MIB} MiB are in it, {why}",
+        path=area.path,
         used_bytes=area.used_bytes,
-        available_bytes=available,
+        remedy="stop sandboxes, or resume them one by one, and try again",
     )
 
 
