@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ class Subject:
     succeed: Callable[[bool], Awaitable[None]]
     """Put another driver, started, in the place of `driver`, which is closed so that all goes on (True), or forgotten
     as if its process had been killed (False)."""
-    can_pause: bool = True
 
     def order(self, *, timeout_s: float = 20.0, limits: Limits | None = None, **spec: Any) -> Order:
         sandbox = new_sandbox_id(self.prefix)
@@ -55,7 +54,7 @@ class Subject:
 
 @dataclass
 class ContainerSubject(Subject):
-    node: Node = field(kw_only=True)
+    node: Node
 
 
 Make = Callable[[], AbstractAsyncContextManager[Subject]]
@@ -130,8 +129,7 @@ async def container_subject(directory: Path) -> AsyncIterator[ContainerSubject]:
             kill,
             prefix,
             succeed,
-            node.can_pause,
-            node=node,
+            node,
         )
         try:
             yield subject
@@ -145,7 +143,6 @@ class Node:
 
     def __init__(self, directory: Path, store: LocalStore, cgroups: str, spawn: Callable[..., Any]) -> None:
         self.aether = find_aether(load())
-        self.can_pause = b"hold_timers" in Path(self.aether).read_bytes()
         self._directory, self._store, self._cgroups, self._spawn = directory, store, cgroups, spawn
         self._processes: list[int] = []
         self._started = 0

@@ -40,11 +40,6 @@ async def adopt(s: Subject, order: Order, kept: bytes, known: Known | None = Non
     return await s.driver.adopt(order, kept, ignore, known or Known(), **{"paused": False, **how})
 
 
-def need_pause(s: Subject) -> None:
-    if not s.can_pause:
-        pytest.skip("this build of aether cannot hold timers")
-
-
 @pytest.mark.parametrize("leave", [False, True], ids=["killed", "closed"])
 async def test_a_successor_adopts_what_runs_and_sweeps_the_rest(subject: Make, leave: bool) -> None:
     async with subject() as s:
@@ -83,7 +78,6 @@ async def test_what_has_ended_meanwhile_is_not_adopted(subject: Make) -> None:
 
 async def test_calls_are_named_with_their_answers_until_these_are_recorded(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         order = s.order()
         instance = await s.driver.create(order, ignore)
         recorded = start(instance, "echo", "recorded", tag="recorded")
@@ -115,7 +109,6 @@ async def test_calls_are_named_with_their_answers_until_these_are_recorded(subje
 
 async def test_paused_and_resumed_again_and_again_nothing_is_lost(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         instance = await s.driver.create(s.order(), ignore)
         sleeping = start(instance, "sleep", "0.05")
         for _ in range(5):
@@ -132,7 +125,6 @@ async def test_paused_and_resumed_again_and_again_nothing_is_lost(subject: Make)
 
 async def test_pause_and_resume_may_race(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         instances = [await s.driver.create(s.order(), ignore) for _ in range(2)]
         for _ in range(5):
             await asyncio.gather(*(verb() for i in instances for verb in (i.pause, i.resume, i.pause, i.resume)))
@@ -149,7 +141,6 @@ async def test_pause_and_resume_may_race(subject: Make) -> None:
 
 async def test_a_pause_that_nobody_waits_for_is_finished(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         instance = await s.driver.create(s.order(), ignore)
         asking = asyncio.ensure_future(instance.pause())
         await asyncio.sleep(0.002)
@@ -162,7 +153,6 @@ async def test_a_pause_that_nobody_waits_for_is_finished(subject: Make) -> None:
 
 async def test_what_stands_still_can_be_ended(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         ends: list[End] = []
         first, second = s.order(), s.order()
         one, two = [await s.driver.create(order, ends.append) for order in (first, second)]
@@ -183,7 +173,6 @@ async def test_what_stands_still_can_be_ended(subject: Make) -> None:
 
 async def test_what_stands_still_is_adopted_so(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         orders = [s.order() for _ in range(3)]
         made = [await s.driver.create(order, ignore) for order in orders]
         await start(made[0], "echo", "heard", tag="heard").end()
@@ -208,7 +197,6 @@ async def test_what_stands_still_is_adopted_so(subject: Make) -> None:
 
 async def test_what_stands_still_and_is_not_adopted_is_swept(subject: Make) -> None:
     async with subject() as s:
-        need_pause(s)
         instance = await s.driver.create(s.order(), ignore)
         await instance.pause()
         await s.succeed(False)

@@ -32,7 +32,7 @@ from libdsec.protocol.errors import (
     WireError,
 )
 
-from .launch import end_recorded, kill_recorded, launch
+from .launch import KILL_TIMEOUT_S, end_recorded, kill_recorded, launch
 from .link import MAX_DESCRIPTORS, Answer, Link, close_all, connect
 from .plan import Plan
 
@@ -132,7 +132,7 @@ class ForkServer:
                 self._link.close(str(error))
             await asyncio.to_thread(kill_recorded, self._record_path)
             async with self._connecting:
-                self._link = await self._open(self._start_one())
+                self._link = await self._open(await self._start_one())
             await self._take_stock(self._link)
         return frozenset(self._borrowed)
 
@@ -250,7 +250,7 @@ class ForkServer:
                 return self._link
             if self._closed:
                 raise UnavailableError("cannot reach the fork server: this edge is closing")
-            self._link = await self._open(connect(self._socket_path) or self._start_one())
+            self._link = await self._open(connect(self._socket_path) or await self._start_one())
             return self._link
 
     async def _open(self, sock: socket.socket) -> Link:
@@ -267,10 +267,11 @@ class ForkServer:
             raise
         return link
 
-    def _start_one(self) -> socket.socket:
+    async def _start_one(self) -> socket.socket:
         """It listens on a socket that we made: connecting works at once, and the hello comes when it is ready."""
         if self._process is not None:
-            self._process.poll()  # reap the one before
+            # the one before is reaped; it listens no more, so it is ending
+            await asyncio.to_thread(_wait_for, self._process, KILL_TIMEOUT_S)
         self._process = launch(self._aether, self._socket_path, self._log_path, self._record_path)
         _log.info("started the fork server", pid=self._process.pid)
         sock = connect(self._socket_path)
