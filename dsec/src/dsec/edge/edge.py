@@ -24,6 +24,7 @@ from .options import Machine
 from .reaper import Reaper
 from .recovery import Recovery
 from .registry import Registry
+from .relay import Recording
 from .rows import Rows
 from .sandbox import Sandbox
 from .slots import Slots
@@ -90,6 +91,7 @@ class Edge:
         self.reaper = Reaper()
         self.journal = journal
         self.log = log
+        self.recording = Recording()
         self._over: set[str] = set()
         self.rows = Rows(journal)
         self.leases = Leases(journal, clock)

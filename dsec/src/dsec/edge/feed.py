@@ -6,20 +6,24 @@ from collections.abc import Callable
 
 from dsec.bus import Answerer
 from dsec.commandlog import Recorder
-from libdsec.protocol.frames import STDIN
+from libdsec.protocol.frames import END, STDIN
 
 
 class Feed:
     """The answering end that a client gets. A window bounds what it can hold: the client has no further credit."""
 
-    __slots__ = ("_answerer", "_held", "_recorder", "abandoned", "canceled")
+    __slots__ = ("_answerer", "_held", "_input_ended", "_recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self._answerer: Answerer | None = None
         self._held: list[Callable[[Answerer], None]] = []
         self._recorder = recorder
-        self.canceled = False
-        self.abandoned = False
+        self._input_ended = False
+
+    @property
+    def input_digest(self) -> bytes:
+        """SHA-256 of the input, where all of it came; a call that ended before has none."""
+        return self._recorder.input_digest if self._input_ended else b""
 
     def open(self, answerer: Answerer) -> None:
         """The call was sent: what has waited follows it."""
@@ -37,6 +41,7 @@ class Feed:
     def data(self, stream: int, payload: bytes, flags: int) -> None:
         if stream == STDIN:
             self._recorder.input(payload)
+            self._input_ended = bool(flags & END)
         if self._answerer is not None:
             self._answerer.data(stream, payload, flags)
         else:
@@ -53,14 +58,12 @@ class Feed:
             self._held.append(lambda answerer: answerer.event(payload))
 
     def cancel(self) -> None:
-        self.canceled = True
         if self._answerer is not None:
             self._answerer.cancel()
         else:
             self._held.append(lambda answerer: answerer.cancel())
 
     def abandon(self) -> None:
-        self.abandoned = True
         if self._answerer is not None:
             self._answerer.abandon()
         else:

@@ -23,7 +23,7 @@ from . import pausing
 from .relay import Relay
 from .resolve import Defaults
 from .sandbox import Sandbox
-from .tasks import ANSWERED, Nothing, TaskCall, outcome_of_commit
+from .tasks import ANSWERED, Nothing, TaskCall, answered, outcome_of_commit
 
 if TYPE_CHECKING:
     from .edge import Edge
@@ -107,15 +107,17 @@ def run_as_task(
     work: Work,
     *,
     made: str = "",
+    even_unrecorded: bool = False,
 ) -> Answerer:
     """A step of the edge's own: `work` does it and gives its answer. It must be such that doing it twice does no
-    harm: an edge that dies in it forgets the step, and the caller asks again. `made`: the sandbox that it makes."""
+    harm: an edge that dies in it forgets the step, and the caller asks again. `made`: the sandbox that it makes.
+    `even_unrecorded`: do it also when the log cannot be written, since it is what makes room."""
     step = _begin(edge, scope, sandbox, request, asked, caller, made=made)
     if not isinstance(step, OpenStep):
         return step
     begun, then, failed = outcome_of_commit()
     step.when_begun(then, failed)
-    return TaskCall(edge.spawn(_run(step, begun, work, caller, request.method)))
+    return TaskCall(edge.spawn(_run(step, begun, work, caller, request.method, even_unrecorded)))
 
 
 async def _run(
@@ -124,11 +126,16 @@ async def _run(
     work: Work,
     caller: Caller,
     method: str,
+    even_unrecorded: bool,
 ) -> None:
     try:
         await begun
     except DSecError as error:
-        caller.error(encode_error(error))  # it is not in the log, and nothing was done
+        # it is not in the log, and nothing was done
+        if even_unrecorded:
+            await answered(work(step), caller, method)
+        else:
+            caller.error(encode_error(error))
         return
     try:
         answer = _encode(await work(step))

@@ -50,10 +50,10 @@ class TaskCall(Nothing):
 
 
 def answer_by_task(spawn: Spawn, work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> TaskCall:
-    return TaskCall(spawn(_answer(work, caller, doing)))
+    return TaskCall(spawn(answered(work, caller, doing)))
 
 
-async def _answer(work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> None:
+async def answered(work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> None:
     try:
         answer = await work
     except asyncio.CancelledError:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def stop(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, SandboxRequest)
     sandbox = edge.registry.get(asked.sandbox)
-    return run_as_task(edge, sandbox.scope, sandbox, request, asked, caller, lambda _: _stop(edge, sandbox))
+    return run_as_task(
+        edge, sandbox.scope, sandbox, request, asked, caller, lambda _: _stop(edge, sandbox), even_unrecorded=True
+    )
 
 
 async def _stop(edge: Edge, sandbox: Sandbox) -> SandboxInfo:
