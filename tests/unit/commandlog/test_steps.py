@@ -191,6 +191,17 @@ async def test_a_withdrawn_number_is_free_also_behind_later_ones(open_log: Open)
         assert [book.answer(n, command).seq for n, command in ((1, "other"), (2, "true"), (3, "true"))] == [3, 2, 4]
 
 
+async def test_a_step_behind_withdrawn_ones_is_found_after_a_crash(open_log: Open, tmp_path: Path) -> None:
+    async with open_log() as book:
+        for _ in range(3):
+            await withdraw(await book.begin(1))
+    async with open_log() as book:
+        key = (await book.begin(1)).key
+        copy = copied(tmp_path)
+    async with open_log(directory=copy) as book:
+        assert [step.key for step in book.log.running()] == [key]
+
+
 async def test_an_unknown_outcome_is_told_and_the_caller_may_choose_to_run_it_again(open_log: Open) -> None:
     async with open_log() as book:
         entry = await book.begin(1)

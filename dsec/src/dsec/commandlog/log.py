@@ -220,6 +220,7 @@ class CommandLog:
 
     async def prune(self, now: float) -> int:
         """Delete logs that were kept long enough, or longest of too many, and files of none. How many logs went."""
+        self._write_counts()
         return await self._retention.prune(now, self._release, self._started)
 
     def _release(self, scope_id: int) -> bool:

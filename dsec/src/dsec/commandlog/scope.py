@@ -82,9 +82,9 @@ class Scope:
             self._load(row.floor)
 
     def _load(self, floor: int) -> None:
-        ((self.last_seq,),) = self._journal.query(
-            "SELECT coalesce(max(seq), 0) FROM log_steps WHERE scope = ?", (self.id,)
-        )
+        ((last,),) = self._journal.query("SELECT coalesce(max(seq), 0) FROM log_steps WHERE scope = ?", (self.id,))
+        # above those that were withdrawn too: a step below the floor would not be found when it runs
+        self.last_seq = max(last, floor - 1)
         for seq, track, n, run, tried, method, sandbox, digest, began_at, opaque in self._journal.query(
             tables.SELECT_RUNNING, (self.id, floor)
         ):
@@ -185,6 +185,7 @@ class Scope:
         """See `OpenStep.withdraw`."""
 
         def done() -> None:
+            self._ask_again(entry.track)
             self._forget(entry)
             then()
             entry.tell(not_run(self.name, entry.track, entry.n, entry.method))
@@ -258,9 +259,7 @@ class Scope:
         def failed(error: DSecError) -> None:
             if self.open.get(at) is entry:
                 del self.open[at]
-            # what the track has now is for the database to say
-            self._tracks.pop(entry.track, None)
-            self._fresh = False
+            self._ask_again(entry.track)
             entry.begin_done(error)
 
         self._journal.submit_all(statements, done, failed)
@@ -295,6 +294,11 @@ class Scope:
         self._blobs.write(self.id, at, pieces)
         self._blob_end = at + size
         return at
+
+    def _ask_again(self, track: str) -> None:
+        """A number has gone: what the track's last is now, the database says."""
+        self._tracks.pop(track, None)
+        self._fresh = False
 
     def _remember(self, track: str, last: int) -> None:
         if len(self._tracks) >= MAX_TRACKS and track not in self._tracks:

@@ -8,8 +8,12 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import structlog
+
 from .connections import BUSY_TIMEOUT_S
 from .failure import as_error
+
+_log = structlog.get_logger("dsec.journal")
 
 CHECKPOINT_AFTER = 1000
 """Units committed since the last one began: some megabytes of WAL."""
@@ -40,7 +44,6 @@ class Checkpointer:
         await self._loop.run_in_executor(None, self._thread.shutdown)
 
     async def _checkpoint(self) -> None:
-        # a checkpoint that fails is tried again after the next CHECKPOINT_AFTER; `as_error` writes it into the log
         try:
             frames = await self._run("PASSIVE")
             if frames < LARGE_WAL:
@@ -51,7 +54,8 @@ class Checkpointer:
             finally:
                 self._hold(False)
         except sqlite3.Error as error:
-            as_error(error, self._path)
+            # tried again after the next CHECKPOINT_AFTER
+            _log.warning("checkpoint failed", error=str(as_error(error, self._path)))
 
     async def _run(self, mode: str) -> int:
         return await self._loop.run_in_executor(self._thread, self._copy, mode)

@@ -24,13 +24,13 @@ def as_error(error: BaseException, path: str) -> DSecError:
     if isinstance(error, DSecError):
         return error
     code = _code(error)
-    _log.error("journal failed", path=path, exc_info=error)
     if code in _DISK:
         return CapacityError(f"cannot write the journal {path}: {error}; make room on its disk", path=path)
     if code in _DAMAGE:
         return damaged(path, error)
     if code == sqlite3.SQLITE_BUSY:
         return UnavailableError(f"cannot write the journal {path}: another process holds it ({error})", path=path)
+    _log.error("a statement failed", path=path, exc_info=error)
     return InternalError(f"cannot write the journal {path}: {type(error).__name__}: {error}", path=path)
 
 

@@ -61,6 +61,7 @@ class Journal:
         """A batch is in the thread."""
         self._held = False
         self._written = 0
+        self._failing: str | None = None
         self._closed = False
         self._before_close: list[Then] = []
 
@@ -195,8 +196,21 @@ class Journal:
             if len(units) > 1 and is_statement(error):
                 return [outcome for unit in units for outcome in self._write([unit])]
             failure = as_error(error, self._path)
+            self._say_whether_written(failure)
             return [(unit, failure) for unit in units]
+        self._say_whether_written(None)
         return [(unit, None) for unit in units]
+
+    def _say_whether_written(self, failure: DSecError | None) -> None:
+        """Into the log when it begins and when it is over: commits are too many to tell of each."""
+        code = None if failure is None else failure.code
+        if code == self._failing:
+            return
+        self._failing = code
+        if failure is not None:
+            _log.error("journal not written", error=str(failure))
+        else:
+            _log.info("journal is written again", path=self._path)
 
     def _apply(self, units: list[_Unit]) -> None:
         """:raises Exception: what SQLite or its binding refuses; nothing is written then."""
