@@ -59,7 +59,7 @@ async def test_different_and_nondeterministic_are_told_apart_by_a_second_sandbox
     report = await replay(book.log(), node.say)
     assert verdicts(report) == ["same", "different", "nondeterministic", "same"]
     assert report.exit_code == 1
-    assert [d.fact for d in report.steps[1].differences] == ["stdout_total", "stdout_size", "stdout_sha256"]
+    assert [d.fact for d in report.steps[1].differences] == ["stdout_total", "stdout_sha256"]
     assert len(node.made) == len(node.stopped) == 2
     second = [args.argv[0] for sandbox, method, args in node.said if sandbox.startswith("fresh1") and method == "exec"]
     assert second == ["stable", "random"], "nothing behind the last difference runs twice"
@@ -92,7 +92,7 @@ async def test_errors_are_compared_by_their_codes_and_details(book, node):
 
 async def test_output_whose_bytes_are_not_in_the_log_is_compared_by_its_size(book, node):
     for name, size in (("long", 5), ("short", 4)):
-        book.exec(name, out=b"12345", stdout=OutputRecord(size))
+        book.exec(name, out=b"12345"[:size], stdout=OutputRecord(size))
     node.scripts = {name: lambda _: b"abcde" for name in ("long", "short")}
     assert verdicts(await replay(book.log(), node.say)) == ["same", "same", "different"]
 

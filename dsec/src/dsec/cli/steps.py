@@ -25,13 +25,14 @@ _GOOD, _BAD, _OPEN = "32", "31", "33"
 
 def row(step: Step) -> tuple[str, ...]:
     """As `HEADERS` name it."""
+    size = step.stdout.size + step.stderr.size
     return (
         step_name(step.track, step.n),
         moment(step.began_at),
         took(step),
         what(step),
         outcome(step),
-        amount(step.stdout.size + step.stderr.size) if step.stdout.size or step.stderr.size else "-",
+        "not kept" if step.opaque else amount(size) if size else "-",
     )
 
 

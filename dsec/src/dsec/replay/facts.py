@@ -130,7 +130,8 @@ def _of_output(method: str, name: str, size: int, digest: str | None, data: byte
         said = _entries(data) if method == "file.list" else _members(data)
         if said is not None:
             return {f"{name}_sha256": hashlib.sha256(msgspec.msgpack.encode(said)).hexdigest()}
-    facts: dict[str, Any] = {f"{name}_size": size}
+    # of a command the answer has how much it printed, kept or not
+    facts: dict[str, Any] = {} if method in ("exec", "session.run") else {f"{name}_size": size}
     return facts if digest is None else facts | {f"{name}_sha256": digest}
 
 
