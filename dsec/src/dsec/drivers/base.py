@@ -137,7 +137,8 @@ class Driver(Protocol):
 
     async def adopt(self, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool) -> Instance:
         """A sandbox that an earlier edge made. `on_known` is called for each call that it knows, before this returns,
-        or of a paused one before its first `resume` returns. Calls that are not named have never reached it.
+        or of a paused one before its first `resume` returns. Calls that are not named have never reached it. When it
+        is canceled the sandbox goes on and is nobody's: only a later edge may adopt or sweep it.
 
         :raises SandboxFailedError: it has ended; what it had is taken away by `sweep`.
         :raises DSecError: it does not answer; the same.

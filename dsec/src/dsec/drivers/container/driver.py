@@ -135,6 +135,9 @@ class ContainerDriver:
         taken, instance = self._begin(order.id, on_end)
         try:
             await self._take_over(order, record, taken, instance, on_known, paused)
+        except asyncio.CancelledError:
+            instance.detach(UnavailableError(f"cannot use sandbox {order.id}: its adoption was given up"))
+            raise
         except BaseException as error:
             if taken.cgroup is not None:
                 # what is frozen can be killed only so, and the fork server would wait for it
@@ -163,7 +166,11 @@ class ContainerDriver:
         faults.point("driver.adopt.greeted")
         await instance.recover()
         if paused:
-            await instance.pause()
+            try:
+                await instance.pause()
+            except DSecError as error:
+                # better that it runs than that it is ended: it is asked to run before it is used anyway
+                _log.warning("sandbox found running is not paused again", sandbox=order.id, error=str(error))
 
     async def sweep(self) -> None:
         if self._uppers is None:

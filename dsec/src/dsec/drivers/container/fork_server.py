@@ -32,7 +32,7 @@ from libdsec.protocol.errors import (
     WireError,
 )
 
-from .launch import KILL_TIMEOUT_S, end_recorded, kill_recorded, launch
+from .launch import KILL_TIMEOUT_S, end_recorded, kill_recorded, launch, lives
 from .link import MAX_DESCRIPTORS, Answer, Link, close_all, connect
 from .plan import Plan
 
@@ -42,6 +42,9 @@ CREATE_GRACE_S = 5.0
 SHUTDOWN_TIMEOUT_S = 30.0
 RETRY_S = (0.05, 0.2, 1.0, 5.0)
 """Between attempts to have a server again; the last one is repeated."""
+
+PARTED_AFTER = 100
+"""Hundredths of a second that a server has to die after it has closed the connection."""
 
 MAX_PAGES = 64
 """Of one list; 512 entries each are more than a server keeps."""
@@ -357,6 +360,14 @@ class ForkServer:
             self._reconnecting = self._owner.spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
+        for _ in range(PARTED_AFTER):
+            if not lives(self._record_path):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            # it has a newer edge, and must not be taken from that; or else the next create connects to it again
+            _log.error("the fork server lives, and has parted from this edge")
+            return
         attempt = 0
         while not self._closed:
             try:

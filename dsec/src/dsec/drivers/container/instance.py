@@ -155,6 +155,8 @@ class ContainerInstance:
     def detach(self, error: DSecError) -> None:
         """Let go of it without ending anything; it is the next edge's."""
         self._ending = True
+        if self._standstill is not None:
+            self._standstill.leave()
         if self.channel is not None:
             self.channel.detach(error)
         self._close_pidfd()

@@ -46,6 +46,12 @@ def launch(aether: str, socket_path: str, log_path: str, record_path: str) -> su
         raise UnavailableError(f"cannot start the fork server {aether}: {error.strerror}") from None
 
 
+def lives(record_path: str) -> bool:
+    """Whether the server that was written down is there."""
+    record = _read(record_path)
+    return record is not None and is_alive(record.pid, record.start_time)
+
+
 def kill_recorded(record_path: str) -> bool:
     """Kill the server that was written down. False when it is gone already."""
     return end_recorded(record_path, 0)
@@ -53,11 +59,12 @@ def kill_recorded(record_path: str) -> bool:
 
 def end_recorded(record_path: str, grace_s: float) -> bool:
     """As `kill_recorded`, of a server that has that long to end by itself."""
+    record = _read(record_path)
+    if record is None:
+        return False
     try:
-        with open(record_path, "rb") as file:
-            record = msgspec.json.decode(file.read(), type=Record)
         pidfd = pidfd_open(record.pid)
-    except (OSError, msgspec.DecodeError):
+    except KernelError:
         return False
     try:
         # pinned first, then looked at: the pid may have been given to another process before
@@ -72,6 +79,14 @@ def end_recorded(record_path: str, grace_s: float) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+def _read(record_path: str) -> Record | None:
+    try:
+        with open(record_path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=Record)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _listening(path: str) -> socket.socket:

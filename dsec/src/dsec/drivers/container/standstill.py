@@ -79,13 +79,18 @@ class Standstill:
         """Whether something of it is frozen or may be."""
         return self.paused or bool(self._tasks)
 
-    async def give_way(self) -> None:
-        """The sandbox is being killed: nothing of it stays frozen, and nothing is begun any more."""
+    def leave(self) -> None:
+        """What is under way is given up; the next edge makes good what it finds."""
         self._over = True
-        if not self.busy:
-            return
         for task in self._tasks:
             task.cancel()
+
+    async def give_way(self) -> None:
+        """The sandbox is being killed: nothing of it stays frozen, and nothing is begun any more."""
+        busy = self.busy
+        self.leave()
+        if not busy:
+            return
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GIVE_WAY_TIMEOUT_S)
         try:
@@ -157,9 +162,10 @@ class Standstill:
                 await self._meet()
                 self._meet = None
             await self.release_timers()
-        except DeadlineExceededError:
-            # what is said to be paused must not run
-            await asyncio.to_thread(self._cgroup.freeze, TIMERS_TIMEOUT_S)
+        except DSecError:
+            if self._channel.open:
+                # what is said to be paused must not run
+                await asyncio.to_thread(self._cgroup.freeze, TIMERS_TIMEOUT_S)
             raise
         self.paused = False
 
