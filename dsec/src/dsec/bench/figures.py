@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True):
     """The load average of a minute before anything was measured: on a machine with other work figures say less."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON of `dsec bench NAME --json`."""
 
     name: str
@@ -44,6 +44,8 @@ class Report(msgspec.Struct, frozen=True):
     floor: Figure | None
     ratios: dict[str, float | None]
     machine: Machine
+    notes: dict[str, str] = {}
+    """Why a thing that is null could not be measured, where there is more to say than that it is not there."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -72,6 +74,12 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         Target("no_log", "<=", 1.1),
         Target("no_log_100kb", "<=", 1.1),
         Target("no_log_lifecycle", ">=", 0.9),
+    ),
+    "pause": (
+        Target(None, "<=", 50.0),
+        Target("resident_after", "<=", 0.3),
+        Target("resident_after_zram", "<=", 0.1),
+        Target("resident_after_files", "<=", 0.1),
     ),
     "layer-build": (Target("mkfs_erofs", "<=", 1.5),),
 }

@@ -1,4 +1,4 @@
-"""The two C programs of the bench: compiled on the spot into the scratch directory, driven, and read.
+"""The C programs of the bench: compiled on the spot into the scratch directory, driven, and read.
 
 A program that is abandoned (Ctrl-C, a deadline) is killed with its whole process group and waited for; what it had made
 lies in namespaces of its children and dies with them.
@@ -138,13 +138,29 @@ class Native:
             await finish(process)
 
 
+async def compile_hold(directory: Path) -> Path:
+    """The program that holds memory, for any root file system.
+
+    :raises UnsupportedOperationError: no C compiler.
+    """
+    source, program = directory / "hold.c", directory / "hold"
+    source.write_bytes(importlib.resources.files(__package__).joinpath("hold.c").read_bytes())
+    await output_of([_compiler(), "-O2", "-static", "-o", str(program), str(source)], 120)
+    return program
+
+
 async def compile_native(directory: Path, lower: Path, scratch: Path) -> Native:
     """:raises UnsupportedOperationError: no C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise UnsupportedOperationError("cannot measure the floor: no C compiler; install gcc and libc6-dev")
+    compiler = _compiler()
     for name in _SOURCES:
         (directory / name).write_bytes(importlib.resources.files(__package__).joinpath(name).read_bytes())
     for name in ("floor", "stopwatch"):
         await output_of([compiler, "-O2", "-o", str(directory / name), str(directory / f"{name}.c")], 120)
     return Native(directory, lower, scratch)
+
+
+def _compiler() -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise UnsupportedOperationError("cannot measure: no C compiler; install gcc and libc6-dev")
+    return compiler

@@ -20,7 +20,8 @@ def _summary(reports: Sequence[Report]) -> list[str]:
         for aim in TARGETS[report.name]:
             against = "itself" if aim.against is None else words.LABELS.get(aim.against, aim.against)
             ratio = report.ours.value if aim.against is None else report.ratios.get(aim.against)
-            shown = "" if ratio is None else words.number(ratio) + (" MB" if aim.against is None else "")
+            unit = f" {report.ours.unit}" if aim.against is None else ""
+            shown = "" if ratio is None else words.number(ratio) + unit
             bound, said = words.bound(aim, report.ours.unit), words.verdict(aim, report)
             lines.append(f"| {words.ABOUT[report.name]} | {against} | {shown} | {bound} | {said} |")
     return lines
@@ -32,7 +33,7 @@ def _table(report: Report) -> list[str]:
     for name, figure in words.rows(report):
         label = words.LABELS.get(name, name)
         if figure is None:
-            lines.append(f"| {label} | not installed | | | |")
+            lines.append(f"| {label} | {report.notes.get(name, 'not installed')} | | | |")
             continue
         ratio = report.ratios.get(name)
         shown = "" if ratio is None else words.number(ratio)

@@ -26,7 +26,7 @@ def render(report: Report) -> Table:
     for name, figure in words.rows(report):
         label = words.LABELS.get(name, name)
         if figure is None:
-            table.add_row(label, Text("not installed", style="dim"))
+            table.add_row(label, Text(report.notes.get(name, "not installed"), style="dim"))
             continue
         aim = words.target(report.name, name)
         said = "" if aim is None else words.verdict(aim, report)

@@ -12,6 +12,7 @@ ABOUT = {
     "layer-build": "a layer from a directory",
     "log-cost": "`sh -c true` with a command log and without",
     "fast-forward": "recorded steps a second through the SDK",
+    "pause": "a call to a paused sandbox with 200 MB in it, and what pausing keeps of them",
     "adoption": "from a server's start until what a killed one left has answered",
 }
 
@@ -20,6 +21,9 @@ LABELS = {
     "tar_gz": "tar.gz",
     "floor": "floor (C)",
     "ours": "DSec",
+    "resident_after": "200 MB that do not compress, swap file",
+    "resident_after_zram": "200 MB that compress 20 : 1, zram",
+    "resident_after_files": "200 MB of a file",
     "run": "run for the first time",
     "no_log": "no log",
     "no_log_100kb": "no log, 100 KB of output",
