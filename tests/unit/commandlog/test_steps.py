@@ -247,6 +247,21 @@ async def test_more_output_than_is_recorded_makes_a_step_opaque(open_log: Open) 
             book.say(1)
 
 
+async def test_output_whose_file_cannot_be_written_makes_the_outcome_unknown(open_log: Open, tmp_path: Path) -> None:
+    async with open_log() as book:
+        entries = [await book.begin(n) for n in (1, 2)]
+        (tmp_path / "logs").rmdir()
+        for entry, size in zip(entries, (50_000, 2_000_000), strict=True):
+            with pytest.raises(CapacityError, match=r"\.blob"):
+                await end(entry, bytes(size))
+        (tmp_path / "logs").mkdir()
+        for n, size in ((1, 50_000), (2, 2_000_000)):
+            with pytest.raises(OutcomeUnknownError):
+                book.say(n)
+            await end(await book.begin(n, again=True), bytes(size))
+            assert book.answer(n).stdout_size == size
+
+
 async def test_a_step_is_ended_once(open_log: Open) -> None:
     async with open_log() as book:
         entry = await book.run(1)

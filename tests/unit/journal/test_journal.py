@@ -312,3 +312,16 @@ async def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage:
 async def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="missing/j"):
         Journal(str(tmp_path / "missing" / "j"), asyncio.get_running_loop(), (SCHEMA,))
+
+
+async def test_a_look_does_not_wait_for_a_batch_in_its_thread(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j", durable=True) as journal:
+        await committed(journal, INSERT, (1, b""))
+        with journal._mutex:  # as the thread holds it while the disk syncs
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            journal.submit(INSERT, (2, b""), lambda: done.set_result(None))
+            await asyncio.sleep(0)
+            assert journal._busy
+            assert journal.look("SELECT count(*) FROM things") == [(1,)]
+        await done
+        assert journal.look("SELECT count(*) FROM things") == [(2,)]

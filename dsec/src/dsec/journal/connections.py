@@ -7,7 +7,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from libdsec.protocol.errors import DeadlineExceededError, DSecError
@@ -68,6 +68,17 @@ class Readers:
             for database in used:
                 with contextlib.suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
                     database.interrupt()
+
+    def look(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """On the caller's thread. :raises DSecError: the file cannot be read."""
+        try:
+            database = self._take()
+            try:
+                return database.execute(sql, parameters).fetchall()
+            finally:
+                self._idle.append(database)
+        except sqlite3.Error as error:
+            raise as_error(error, self._path) from error
 
     async def close(self, loop: asyncio.AbstractEventLoop) -> None:
         await loop.run_in_executor(None, self._threads.shutdown)

@@ -102,6 +102,9 @@ class Journal:
 
     def look(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows, as of what was committed: cheaper than `query`, for those who know that nothing they ask for waits."""
+        if self._busy:
+            # the batch in the thread may be waiting for the disk
+            return self._readers.look(sql, parameters)
         return self._select(sql, parameters)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
