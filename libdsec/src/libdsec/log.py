@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -14,7 +14,13 @@ from ._transport.channel import Channel
 from ._transport.codec import codec
 from .client import DSecClient
 from .protocol.calls import SandboxRequest
-from .protocol.errors import ClientClosedError, DeadlineExceededError, WireError
+from .protocol.errors import (
+    ClientClosedError,
+    DeadlineExceededError,
+    OutcomeUnknownError,
+    UnavailableError,
+    WireError,
+)
 from .protocol.files import FileInfo
 from .protocol.frames import STDERR, STDOUT
 from .protocol.ids import is_sandbox_id
@@ -28,6 +34,11 @@ from .protocol.steps import (
     Step,
     StepTag,
 )
+
+FRUITLESS = 3
+"""So often a reading may be lost without any progress in between."""
+
+_REMEMBERED = 65_536
 
 _decode_entries = msgspec.msgpack.Decoder(tuple[FileInfo, ...]).decode
 
@@ -72,14 +83,31 @@ class CommandLog:
         request = LogReadRequest(self.scope, after, track, self._sandbox, limit, last, requests)
         return pages(self._channel, request)
 
-    def follow(
+    async def follow(
         self, *, after: int = 0, track: str | None = None, limit: int = 0, last: bool = False
-    ) -> AsyncIterator[Step]:
+    ) -> AsyncGenerator[Step]:
         """What `pages` has, then each step as it ends. One that runs comes twice: now, and when it has ended.
 
-        :raises OutcomeUnknownError: the connection was lost.
+        A lost connection costs nothing but time.
+        :raises UnavailableError, OutcomeUnknownError: it is lost again and again.
         """
-        return follow(self._channel, LogReadRequest(self.scope, after, track, self._sandbox, limit, last))
+        request = LogReadRequest(self.scope, after, track, self._sandbox, limit, last)
+        told = _Told(after)
+        fruitless = 0
+        while True:
+            try:
+                async with aclosing(follow(self._channel, request)) as following:
+                    async for step in following:
+                        fruitless = 0
+                        if told.news(step):
+                            yield step
+                return
+            except (OutcomeUnknownError, UnavailableError):
+                fruitless += 1
+                if fruitless == FRUITLESS:
+                    raise
+                if told.any:
+                    request = LogReadRequest(self.scope, told.behind, track, self._sandbox)
 
     async def whole(self, step: Step) -> Step:
         """The step with all of its recorded output in it."""
@@ -104,6 +132,43 @@ class CommandLog:
             return found
         out, err = answer.stdout, answer.stderr
         return msgspec.structs.replace(found, stdout=OutputRecord(len(out), out), stderr=OutputRecord(len(err), err))
+
+
+class _Told:
+    """Which steps a reader has, so that one that begins again is told the others alone."""
+
+    def __init__(self, after: int) -> None:
+        self._open: set[int] = set()
+        self._ended: set[int] = set()
+        self._last = after
+        self.any = False
+
+    @property
+    def behind(self) -> int:
+        """Above this seq lies whatever may be news."""
+        return min(self._open, default=self._last + 1) - 1
+
+    def news(self, step: Step) -> bool:
+        if step.seq in self._ended or (step.state == "running" and step.seq in self._open):
+            return False
+        self.any = True
+        self._last = max(self._last, step.seq)
+        if step.state == "running":
+            self._open.add(step.seq)
+            return True
+        self._open.discard(step.seq)
+        self._ended.add(step.seq)
+        if len(self._ended) > _REMEMBERED:
+            self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """What a second reading would not tell again. A step that ran for all of this time was withdrawn, or its end
+        is told twice."""
+        if len([seq for seq in self._ended if seq > self.behind]) > _REMEMBERED // 2:
+            self._open.discard(min(self._open, default=0))
+        behind = self.behind
+        self._ended = {seq for seq in self._ended if seq > behind}
 
 
 async def say(

@@ -177,8 +177,20 @@ def test_nothing_to_drain(node, monkeypatch):
 
 
 def test_serve_takes_one_wish(node):
-    for bad in (["--drain", "--stop"], ["--drain", "--background"], ["--timeout", "5s"], ["--stop", "--timeout", "5s"]):
+    for bad in (
+        ["--drain", "--stop"],
+        ["--drain", "--background"],
+        ["--timeout", "5s"],
+        ["--stop", "--timeout", "5s"],
+        ["--drain", "--durable"],
+    ):
         assert node.run("serve", *bad).exit_code == 64
+
+
+def test_a_server_that_runs_cannot_be_made_durable(node, ending, monkeypatch):
+    monkeypatch.setenv("DSEC_RUN_DIR", node.url.removeprefix("unix://").removesuffix("/api.sock"))
+    result = node.run("serve", "--background", "--durable")
+    assert (result.exit_code, f"pid {ending.pid}" in result.stderr) == (73, True)
 
 
 def test_durable_is_of_the_configuration():

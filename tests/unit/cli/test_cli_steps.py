@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 
 import msgspec
 import pytest
 
 from dsec.replay.document import parse
+from libdsec.client import DSecClient
+from libdsec.log import CommandLog
 from libdsec.protocol.calls import CreateRequest
-from libdsec.protocol.errors import CommandNotStartedError, NotFoundError, UnavailableError
+from libdsec.protocol.errors import CommandNotStartedError, NotFoundError, OutcomeUnknownError, UnavailableError
 from libdsec.protocol.exec import ExecAnswer, ExecRequest, OutputInfo, SessionRunRequest
 from libdsec.protocol.files import FileAnswer, FileMoveRequest, FileRequest, FileWriteRequest
 from libdsec.protocol.frames import STDERR, STDOUT
 from libdsec.protocol.jobs import LeaseInfo, RolloutList
 from libdsec.protocol.spec import SandboxInfo, SandboxSpec
 from libdsec.protocol.steps import LogReadAnswer, OutputRecord, Step, request_digest
-from libdsec.testing import FakeCall
+from libdsec.testing import FakeCall, FakeServer
 
 BOX = f"{'xyz':0<24}"
 INFO = SandboxInfo(BOX, SandboxSpec("debian:12"), "running", None, 0.0, 0.0, "node")
@@ -266,3 +269,50 @@ def test_replay_of_a_lost_server(node, logs, tmp_path):
 
     logs.add(BOX, "file.stat", FileRequest(BOX, "/"), FileAnswer())
     assert replayed(node, tmp_path, BOX).exit_code == 69
+
+
+async def test_following_goes_on_after_a_lost_connection_and_tells_nothing_twice():
+    """Two steps, the second of which runs when the connection is lost."""
+    readings = []
+    encoded = msgspec.msgpack.encode(ExecAnswer("exited", 0))
+    args = ExecRequest(BOX, ("x",))
+
+    def step(seq, state):
+        return Step(seq, "main", seq, "exec", request_digest("exec", args), state, 1.0, answer=msgspec.Raw(encoded))
+
+    async with FakeServer() as server:
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            if not call.args.follow:
+                return LogReadAnswer(0, 0)
+            readings.append(call.args.after)
+            if len(readings) == 1:
+                await call.send_value(STDOUT, [step(1, "result"), step(2, "running"), step(3, "result")])
+                server.drop()
+            else:
+                await call.send_value(STDOUT, [step(2, "running"), step(3, "result")])
+                await call.send_value(STDOUT, [step(2, "result"), step(4, "result")])
+            return LogReadAnswer(0, 0)
+
+        async with DSecClient(endpoint=server) as client:
+            log = await CommandLog.find(client, "run-1")
+            async with aclosing(log.follow()) as following:
+                told = [(found.seq, found.state) async for found in following]
+    assert told == [(1, "result"), (2, "running"), (3, "result"), (2, "result"), (4, "result")]
+    assert readings == [0, 1]
+
+
+async def test_following_what_is_lost_each_time_ends():
+    async with FakeServer() as server:
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            server.drop()
+            return LogReadAnswer(0, 0)
+
+        async with DSecClient(endpoint=server) as client:
+            log = await CommandLog.find(client, "run-1")
+            with pytest.raises(OutcomeUnknownError):
+                async for _ in log.follow():
+                    pass

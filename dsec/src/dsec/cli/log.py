@@ -19,7 +19,7 @@ from libdsec.protocol.steps import OutputRecord, Step, step_name
 from . import steps
 from .completion import scopes
 from .options import JsonOption, find_sandbox
-from .outcome import execute
+from .outcome import execute, warn
 from .output import amount, emit, printable, say, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -74,7 +74,7 @@ def log(
         elif json:
             return await _export(found, track, last, outputs)
         else:
-            await _show(found, track, last or _ROWS)
+            await _show(found, track, last)
         return 0
 
     execute(json, work)
@@ -106,11 +106,13 @@ async def _has_steps(log: CommandLog) -> bool:
     return False
 
 
-async def _show(log: CommandLog, track: str | None, last: int) -> None:
+async def _show(log: CommandLog, track: str | None, last: int | None) -> None:
     found: list[Step] = []
-    async with aclosing(log.pages(track=track, limit=last, last=True)) as reading:
+    async with aclosing(log.pages(track=track, limit=last or _ROWS, last=True)) as reading:
         async for page in reading:
             found += page
+    if last is None and len(found) == _ROWS:
+        warn(f"these are the last {_ROWS} steps; --last shows more, --json all")
     table(steps.HEADERS, [steps.row(step) for step in found], colours={4: [steps.colour(step) for step in found]})
 
 
@@ -134,13 +136,13 @@ async def _export(log: CommandLog, track: str | None, last: int | None, outputs:
 async def _follow(log: CommandLog, track: str | None, last: int | None, outputs: bool, json: bool) -> None:
     if not json:
         _row(steps.HEADERS, "")
-    following = log.follow(track=track, limit=last or _ROWS, last=True)
-    async for step in following:
-        if json:
-            say(document.line(await log.whole(step) if outputs else step))
-        else:
-            _row(steps.row(step), steps.colour(step))
-        sys.stdout.flush()
+    async with aclosing(log.follow(track=track, limit=last or _ROWS, last=True)) as following:
+        async for step in following:
+            if json:
+                say(document.line(await log.whole(step) if outputs else step))
+            else:
+                _row(steps.row(step), steps.colour(step))
+            sys.stdout.flush()
 
 
 def _row(cells: Sequence[str], colour: str) -> None:

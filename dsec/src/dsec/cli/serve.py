@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from libdsec.client import DSecClient
-from libdsec.protocol.errors import DSecError, InvalidArgumentError, UnavailableError
+from libdsec.protocol.errors import AlreadyExistsError, DSecError, InvalidArgumentError, UnavailableError
 
 from .options import JsonOption, seconds
 from .outcome import execute_alone, report
@@ -75,7 +75,7 @@ def serve(
     if durable is not None:
         os.environ["DSEC_DURABLE"] = str(durable).lower()
     if background or stop or drain or timeout is not None:
-        execute_alone(json, lambda: _elsewhere(background, stop, drain, timeout, json))
+        execute_alone(json, lambda: _elsewhere(background, stop, drain, timeout, durable, json))
     _here(json)
 
 
@@ -105,11 +105,15 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _elsewhere(background: bool, stop: bool, drain: bool, timeout: float | None, json: bool) -> None:
+async def _elsewhere(
+    background: bool, stop: bool, drain: bool, timeout: float | None, durable: bool | None, json: bool
+) -> None:
     if background + stop + drain != 1:
         raise InvalidArgumentError("cannot tell what to do: give one of --background, --stop and --drain")
     if timeout is not None and not drain:
         raise InvalidArgumentError("cannot use --timeout here: it says how long --drain waits", field="timeout")
+    if durable is not None:
+        await _check_new(background)
     if stop:
         await _stop(json)
         return
@@ -123,6 +127,26 @@ async def _elsewhere(background: bool, stop: bool, drain: bool, timeout: float |
         emit(info)
     else:
         say(f"the server runs: pid {info.pid}, {server_url()}")
+
+
+async def _check_new(background: bool) -> None:
+    """How its journal is written is settled when a server starts.
+
+    :raises InvalidArgumentError: this starts none.
+    :raises AlreadyExistsError: one runs.
+    """
+    if not background:
+        raise InvalidArgumentError(
+            "cannot use --durable or --fast here: a server is told when it starts", field="durable"
+        )
+    try:
+        async with DSecClient(server_url(), connect_timeout=5, reconnect_timeout=0, track="cli") as client:
+            pid = (await client.server_info()).pid
+    except UnavailableError:
+        return
+    raise AlreadyExistsError(
+        f"cannot use --durable or --fast: the server runs already (pid {pid}); end it with `dsec serve --drain` first"
+    )
 
 
 async def _stop(json: bool) -> None:
