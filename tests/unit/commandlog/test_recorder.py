@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from dsec.commandlog import Recorder
+from dsec.commandlog import Held, Recorder
 from libdsec.protocol.steps import MAX_RECORDED_OUTPUT
 
 
@@ -41,3 +41,20 @@ def test_beyond_the_bound_output_is_only_counted() -> None:
     assert (recorder.stdout, recorder.stderr) == ([], [])
     recorder.output(2, piece)
     assert recorder.stdout == []
+
+
+def test_recorders_share_a_bound_and_give_back() -> None:
+    held = Held(100)
+    first, second = Recorder(held), Recorder(held)
+    first.output(2, bytes(60))
+    second.output(3, bytes(30))
+    second.output(3, bytes(30))
+    assert "held 100" in second.opaque
+    assert (second.stderr, held.size) == ([], 60)
+    first.output(2, bytes(40))
+    assert (first.opaque, held.size) == ("", 100)
+    first.close()
+    first.close()
+    assert held.size == 0
+    Recorder(held).output(2, bytes(100))
+    assert held.size == 100

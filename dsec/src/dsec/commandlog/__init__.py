@@ -24,7 +24,7 @@ from .entry import Begun, Joined, OpenStep, Outcome, Recorded, RecordedStep
 from .log import CommandLog, ScopeInfo
 from .playback import play
 from .reader import read_log, read_output
-from .recorder import Recorder
+from .recorder import Held, Recorder
 from .tables import SCHEMA
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Begun",
     "Bounds",
     "CommandLog",
+    "Held",
     "Joined",
     "OpenStep",
     "Outcome",

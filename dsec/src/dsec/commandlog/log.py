@@ -27,6 +27,9 @@ _LARGEST = 2**63 - 1
 MAX_RESTING = 1024
 """Scopes that have ended and are kept in memory."""
 
+COUNT_FOR_PRUNING = 64 * 1024
+"""Bytes that a scope's row may lack when it is asked which logs are too many."""
+
 STOP_SLACK = 1000
 """Steps beyond the bound, for stopping a sandbox whose log is full."""
 
@@ -220,7 +223,7 @@ class CommandLog:
 
     async def prune(self, now: float) -> int:
         """Delete logs that were kept long enough, or longest of too many, and files of none. How many logs went."""
-        self._write_counts()
+        self._write_counts(COUNT_FOR_PRUNING)
         return await self._retention.prune(now, self._release, self._started)
 
     def _release(self, scope_id: int) -> bool:
@@ -344,9 +347,9 @@ class CommandLog:
         if self._by_id.pop(scope.id, None) is scope:
             self._scopes.pop(scope.name, None)
 
-    def _write_counts(self) -> None:
+    def _write_counts(self, least: int = 1) -> None:
         for scope in self._scopes.values():
-            scope.counted()
+            scope.counted(least)
 
     def _info(self, scope: Scope) -> ScopeInfo:
         return ScopeInfo(scope.name, scope.kind, scope.last_seq, scope.created_at, scope.ended_at)

@@ -242,9 +242,9 @@ class Scope:
             cuts=() if row.cuts is None else msgspec.msgpack.decode(row.cuts, type=tuple[int, ...]),
         )
 
-    def counted(self) -> None:
-        """Write what is counted in memory, where the row does not have it."""
-        if self.stored and self._uncounted_steps:
+    def counted(self, least: int = 1) -> None:
+        """Write what is counted in memory, where the row lacks so many bytes."""
+        if self.stored and self._uncounted_bytes >= least:
             self._journal.submit(*self._counted(None))
 
     def floor(self, ending: OpenStep | None = None) -> int:
