@@ -424,6 +424,38 @@ def test_calls_that_come_out_of_order_after_a_loss_find_their_order(with_fake, c
     with_fake(use)
 
 
+def test_what_was_lost_goes_out_before_what_is_new(with_fake):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        answer_all(server)
+        came: list[tuple[int, int]] = []
+        release = asyncio.Event()
+
+        @server.answers("exec")
+        async def _(call: FakeCall) -> ExecAnswer:
+            came.append((server.connections, call.step.n))
+            if server.connections == 1:
+                await release.wait()
+            return ExecAnswer("exited", 0)
+
+        sandbox = await client.run_container(ARGS)
+        first = [asyncio.ensure_future(sandbox.run([str(i)])) for i in range(20)]
+        await until(lambda: len(came) == 20)
+
+        async def chain() -> None:
+            for _ in range(20):
+                await sandbox.run(["more"])
+
+        server.drop()
+        chains = [asyncio.ensure_future(chain()) for _ in range(5)]
+        await asyncio.gather(*first, *chains)
+        after = [n for connection, n in came if connection > 1]
+        assert after == sorted(after)
+        assert set(after) >= set(range(1, 121))
+        assert len(after) == 120
+
+    with_fake(use)
+
+
 def test_a_call_given_up_before_it_was_sent_leaves_no_gap(with_fake, clock):
     async def use(server: FakeServer, client: DSecClient) -> None:
         answer_all(server)

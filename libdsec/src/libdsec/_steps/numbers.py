@@ -1,19 +1,24 @@
-"""The numbers of one track: each goes to one call, and none is left out for long."""
+"""The numbers of one track: each goes to one call, none is left out for long, and they go out in their order."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 
 
 class Numbers:
-    """The node takes numbers without a gap. So those of calls that never came to it are free again, and go first."""
+    """The node takes numbers without a gap. So those of calls that never came to it are free again, and go first; and
+    after a loss a call waits until those before it have been said again."""
 
-    __slots__ = ("_free", "_last", "_under_way")
+    __slots__ = ("_free", "_last", "_turns", "_under_way", "_unsent")
 
     def __init__(self) -> None:
         self._free: list[int] = []
         self._last = 0
         self._under_way: set[int] = set()
+        self._unsent: set[int] = set()
+        """Of those under way: not sent yet, or lost."""
+        self._turns: dict[int, asyncio.Future[None]] = {}
 
     def next(self) -> int:
         """The number of the next call. Nothing changes before `use`."""
@@ -33,19 +38,8 @@ class Numbers:
         else:
             heapq.heappush(self._free, n)
 
-    def begin(self, n: int) -> None:
-        """The call of `n` is on its way to the node."""
-        self._under_way.add(n)
-
-    def end(self, n: int) -> None:
-        self._under_way.discard(n)
-
-    def waits(self, n: int) -> bool:
-        """Whether a call before `n` is on its way: after a loss they need not come in order."""
-        return any(earlier < n for earlier in self._under_way)
-
     def place(self, n: int, known: int) -> int:
-        """The number that the call of `n` has instead: the node knows of none after `known`, and none is on its way."""
+        """The number that the call of `n` has instead: the node knows of none after `known`, and none is under way."""
         self.end(n)
         self.give_back(n)
         placed = known + 1
@@ -53,3 +47,37 @@ class Numbers:
         self._last = max(self._last, placed)
         self.begin(placed)
         return placed
+
+    def begin(self, n: int) -> None:
+        """The call of `n` is under way."""
+        self._under_way.add(n)
+        self._unsent.add(n)
+
+    def end(self, n: int) -> None:
+        """It is not any more, however it ended. Again is fine."""
+        self._under_way.discard(n)
+        self.sent(n)
+
+    def follows(self, n: int) -> bool:
+        """Whether a call before `n` is under way."""
+        return any(earlier < n for earlier in self._under_way)
+
+    def blocked(self, n: int) -> bool:
+        return len(self._unsent) > 1 and min(self._unsent) < n
+
+    async def turn(self, n: int) -> None:
+        turn = self._turns[n] = asyncio.get_running_loop().create_future()
+        try:
+            await turn
+        finally:
+            del self._turns[n]
+
+    def sent(self, n: int) -> None:
+        self._unsent.discard(n)
+        if self._turns and self._unsent:
+            turn = self._turns.get(min(self._unsent))
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+
+    def lost(self, n: int) -> None:
+        self._unsent.add(n)

@@ -145,11 +145,17 @@ class Track:
 
     async def start(self, begun: Begun, streams: tuple[int, ...]) -> Streaming:
         """Send a call with data under way."""
-        try:
+        n = begun.tag.n
+        if not self._ordered(begun):
             return await self.channel.start(begun.how, begun.payload, streams)
+        self._numbers.begin(n)
+        try:
+            return await self.channel.start(begun.how, begun.payload, streams, self._numbers, n)
         except BaseException:  # nothing was sent
-            self._give_back(begun)
+            self._numbers.give_back(n)
             raise
+        finally:
+            self._numbers.end(n)
 
     async def begin(self, method: str, args: msgspec.Struct, key: str | None = None) -> Begun:
         """Give a call its place. Nothing is waited for, except for the words of a difference.
@@ -203,12 +209,13 @@ class Track:
         if begun.step is not None:
             return await self.recording.answer(begun.how, begun.step, stdin)
         sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
-        if not self.numbered or begun.tag.track != self.name:
+        if not self._ordered(begun):
             return await self.channel.send(sending)
         return await self._send_numbered(begun, sending)
 
     async def _send_numbered(self, begun: Begun, sending: Sending) -> Answer:
         numbers = self._numbers
+        sending.order, sending.n = numbers, begun.tag.n
         numbers.begin(begun.tag.n)
         try:
             return await self._send_in_order(begun, sending)
@@ -235,11 +242,12 @@ class Track:
                     raise
                 sending.sent = False
                 outage = outage or self.channel.outage()
-                if not self._numbers.waits(begun.tag.n):
+                if not self._numbers.follows(begun.tag.n):
                     # a call before it never came to the node, and never will
-                    n = self._numbers.place(begun.tag.n, known)
-                    begun.tag = msgspec.structs.replace(begun.tag, n=n)
+                    sending.n = self._numbers.place(begun.tag.n, known)
+                    begun.tag = msgspec.structs.replace(begun.tag, n=sending.n)
                     sending.payload = begun.how.encode(begun.args, begun.tag)
+                self._numbers.lost(sending.n)
                 await outage.pause(error)
 
     @property
@@ -252,9 +260,9 @@ class Track:
         if tag.track == self.name and tag.n:
             self._numbers.use(tag.n)
 
-    def _give_back(self, begun: Begun) -> None:
-        if begun.tag.track == self.name and begun.tag.n:
-            self._numbers.give_back(begun.tag.n)
+    def _ordered(self, begun: Begun) -> bool:
+        """Whether the call has a number of this track."""
+        return self.numbered and begun.tag.track == self.name
 
 
 def checked_name(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,6 +33,22 @@ DEFAULT_TIMEOUT_S = 60.0
 RECONNECT_TIMEOUT_S = 60.0
 
 
+class Order(Protocol):
+    """Of calls that a server takes in the order of their numbers alone."""
+
+    def blocked(self, n: int) -> bool:
+        """Whether a call before `n` is still to be sent."""
+
+    async def turn(self, n: int) -> None:
+        """Wait until that may have changed. Bounded by the patience of the calls before."""
+
+    def sent(self, n: int) -> None:
+        """The call was sent."""
+
+    def lost(self, n: int) -> None:
+        """It was lost, and will be sent again."""
+
+
 @dataclass(slots=True)
 class Sending:
     """A call that was encoded, and how its answer is waited for (as `Channel.collect` says)."""
@@ -46,6 +62,8 @@ class Sending:
     repeatable: bool
     on_event: EventHandler | None = None
     patience: float | None = None
+    order: Order | None = None
+    n: int = 0
     sent: bool = False
     """Whether it may have come to the server."""
 
@@ -148,10 +166,15 @@ class Channel:
             if connection is None or not connection.usable:
                 outage = outage or self.outage(call.patience)
                 connection = await self._connected(outage)
+            if call.order is not None and call.order.blocked(call.n):
+                await call.order.turn(call.n)
+                continue
             try:
                 exchange = Collecting(connection, call.how.name, call.bound, call.on_event)
                 connection.start(exchange, call.payload)
                 call.sent = True
+                if call.order is not None:
+                    call.order.sent(call.n)
                 if call.stdin is not None:
                     exchange.give(call.stdin)
                 return exchange.whole(call.how.decode(await exchange.answer(call.timeout, call.extend)))
@@ -159,6 +182,8 @@ class Channel:
                 outage = outage or self.outage(call.patience)
                 if not self._again(connection, error, call.repeatable):
                     raise outage.verdict(error) from None
+                if call.order is not None:
+                    call.order.lost(call.n)
                 if isinstance(error, OutcomeUnknownError):
                     outage.unknown = error
                 call.sent = outage.unknown is not None
@@ -172,11 +197,16 @@ class Channel:
         """A call with data under way, started. It must be run to its end or abandoned."""
         return await self.start(codec(method), codec(method).encode(args, step), streams)
 
-    async def start(self, how: Codec, payload: bytes, streams: tuple[int, ...]) -> Streaming:
+    async def start(
+        self, how: Codec, payload: bytes, streams: tuple[int, ...], order: Order | None = None, n: int = 0
+    ) -> Streaming:
         """As `stream`, of what was encoded."""
         outage = self.outage()
         while True:
             connection = await self._connected(outage)
+            if order is not None and order.blocked(n):
+                await order.turn(n)
+                continue
             exchange = Streaming(connection, how.name, streams)
             try:
                 connection.start(exchange, payload)
