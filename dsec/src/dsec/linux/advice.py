@@ -7,6 +7,7 @@ over; only a kernel or a container that refuses advice altogether is an error.
 from __future__ import annotations
 
 import errno
+import itertools
 
 from . import syscalls
 from .syscalls import KernelError
@@ -14,6 +15,9 @@ from .syscalls import KernelError
 WILLNEED, PAGEOUT = 3, 21
 MOST_RANGES = 1024
 """In one call."""
+
+MOST_MAPPINGS = 4096
+"""Looked at of one process; only one that means to be a burden has more."""
 
 Range = tuple[int, int]
 """Address and length."""
@@ -23,10 +27,10 @@ _REFUSED_ALTOGETHER = frozenset((errno.EPERM, errno.ENOSYS, errno.EBADF))
 
 
 def mappings(pid: int) -> list[Range]:
-    """What a process has mapped, without the kernel's own pages; nothing when it is gone."""
+    """What a process has mapped, `MOST_MAPPINGS` at most, without the kernel's own; nothing when it is gone."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
-            lines = file.readlines()
+            lines = list(itertools.islice(file, MOST_MAPPINGS))
     except OSError:
         return []
     found = []

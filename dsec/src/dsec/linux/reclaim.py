@@ -3,10 +3,11 @@
 v2: `memory.reclaim`, in steps, until it yields no more (before Linux 5.19 there is none: paging out has to do). Swap is
 allowed meanwhile (`memory.swap.max`); what was swapped out stays out when the bound is put back.
 
-v1: first `process_madvise(MADV_PAGEOUT)` over every mapping of every process, which is quick and can stop at any step.
-It leaves what no process maps (files that were read or written, tmpfs) and what a disk takes its time to write, which
-stays in the swap cache until it is looked at again. `memory.force_empty` then finds all of that; on live groups it is
-reclaim with swap allowed. It is one write which may wait for the disk, so a child makes it, who can be killed.
+v1: first `process_madvise(MADV_PAGEOUT)` over the mappings of every process, which is quick and can stop at any step.
+It leaves what no process maps (files that were read or written, tmpfs), what a disk takes its time to write, which
+stays in the swap cache until it is looked at again, and what a process has beyond its first thousands of mappings.
+`memory.force_empty` then finds all of that; on live groups it is reclaim with swap allowed. It is one write which may
+wait for the disk, so a child makes it, who can be killed.
 
 Nothing here needs the group to be frozen, but what runs takes its memory back while it is taken away. Where there is no
 swap only file pages come back: nothing fails, and the answer says so.
@@ -30,6 +31,8 @@ from .syscalls import KernelError, from_os_error
 
 _STEP = 32 * 1024 * 1024
 """Reclaimed at once: what a deadline may be overrun by."""
+_MOST_STEPS = 1024
+"""For one process, beside one for every so many mappings."""
 _PREFETCH_STEP = 2 * 1024 * 1024
 _LITTLE = 256 * 1024
 """A step that yields less is fruitless."""
@@ -142,7 +145,12 @@ def _opened(cgroup: Cgroup) -> Iterator[dict[int, int]]:
 def _page_out(cgroup: Cgroup, limit: _Limit) -> bool:
     with _opened(cgroup) as processes:
         for pid, pidfd in processes.items():
-            for batch in _batches(advice.mappings(pid), _STEP):
+            if limit.reached():
+                return False
+            mapped = advice.mappings(pid)
+            # address space costs nothing: whoever maps a hundred terabytes must not make as many steps of it
+            step = max(_STEP, sum(length for _, length in mapped) // _MOST_STEPS)
+            for batch in _batches(mapped, step):
                 if limit.reached():
                     return False
                 advice.advise(pidfd, batch, PAGEOUT)

@@ -23,6 +23,9 @@ PREFETCH_S = 0.002
 the first answer later, not earlier: from a disk its own reads then queue behind those of memory that it does not need
 (13 ms with nothing prefetched, 11 with this, 103 with all of 100 MB), from zram all is unpacked first (4, 5, 10)."""
 
+_PREFETCH_WAIT_S = 0.02
+"""For a thread to do it in: where all are busy it is not worth waiting for."""
+
 _log = structlog.get_logger("dsec.container")
 
 
@@ -55,7 +58,7 @@ async def prefetch_and_thaw(cgroup: Cgroup, *, deadline_s: float) -> None:
     :raises InternalError: the kernel did not let it go on; details name the stage.
     """
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(min(deadline_s, _PREFETCH_WAIT_S)):
             await asyncio.to_thread(prefetch, cgroup, min(PREFETCH_S, deadline_s))
     except (KernelError, TimeoutError) as error:
         # only slower: everything is read when it is needed
