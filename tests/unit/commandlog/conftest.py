@@ -21,9 +21,11 @@ def open_log(tmp_path: Path) -> Open:
     clock = FakeClock()
 
     @asynccontextmanager
-    async def opened(bounds: Bounds | None = None, directory: Path | None = None) -> AsyncIterator[Logbook]:
+    async def opened(
+        bounds: Bounds | None = None, directory: Path | None = None, durable: bool = False
+    ) -> AsyncIterator[Logbook]:
         home = directory or tmp_path
-        journal = Journal(str(home / "edge.db"), asyncio.get_running_loop(), (SCHEMA,))
+        journal = Journal(str(home / "edge.db"), asyncio.get_running_loop(), (SCHEMA,), durable=durable)
         try:
             yield Logbook(CommandLog(journal, str(home / "logs"), clock, bounds=bounds), clock)
         finally:

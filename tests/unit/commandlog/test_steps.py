@@ -262,6 +262,26 @@ async def test_output_whose_file_cannot_be_written_makes_the_outcome_unknown(ope
             assert book.answer(n).stdout_size == size
 
 
+async def test_programs_side_by_side_on_a_durable_log(open_log: Open) -> None:
+    async with open_log(durable=True) as book:
+
+        async def program(scope: str) -> None:
+            for n in range(1, 11):
+                entry = await book.begin(n, scope=scope)
+                joined = book.say(n, scope=scope)
+                assert isinstance(joined, Joined)
+                told, _ = await asyncio.gather(outcome(joined), end(entry, b"%d" % n * n * 2000))
+                assert isinstance(told, RecordedStep)
+                assert book.answer(n, scope=scope) == told
+                if told.stdout is None:
+                    output = await book.log.read_blob(told.scope_id, told.blob_at, told.stdout_size)
+                    assert output == b"%d" % n * n * 2000
+
+        await asyncio.gather(*(program(f"s{number}") for number in range(8)))
+    async with open_log() as book:
+        assert [book.log.count(f"s{number}") for number in range(8)] == [10] * 8
+
+
 async def test_a_step_is_ended_once(open_log: Open) -> None:
     async with open_log() as book:
         entry = await book.run(1)

@@ -17,6 +17,13 @@ committed: bytes of it that no row names (a crash came between) are never read a
 A step's key is what an init is told of it (`tag`). It names one run of one step: a step that runs again has another.
 After a crash the steps that were running are open again: what init still knows comes back with its key (`by_key`),
 and the edge ends or withdraws the rest.
+
+Reading goes beside: `read_log`, `read_output` and `play` answer callers under their credit, with rows and bytes that
+threads fetch. A scope that has ended (`end_scope`) is kept as long as `Bounds` says after the last step in it, then
+`prune` deletes it in small commits, its name first; `open_scope` lets one go on.
+
+What always holds: nobody is told an outcome that is not committed, and nothing is sent for a step whose row is not.
+When an outcome cannot be written, the step counts as unknown until a restart, where init may still have the answer.
 """
 
 from .bounds import Bounds

@@ -19,8 +19,10 @@ _VECTOR = 512
 class Blobs:
     """Methods may be called in threads, for different bytes of a file at once."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, durable: bool = False) -> None:
+        """`durable`: what was written is on the disk when `write` returns, which takes a thread."""
         self._directory = directory
+        self.durable = durable
         os.makedirs(directory, mode=0o700, exist_ok=True)
 
     def size(self, scope: int) -> int:
@@ -38,6 +40,9 @@ class Blobs:
             try:
                 for start in range(0, len(pieces), _VECTOR):
                     offset += _write_all(descriptor, pieces[start : start + _VECTOR], offset)
+                if self.durable:
+                    os.fsync(descriptor)
+                    self._sync_directory()
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -76,6 +81,13 @@ class Blobs:
             number = name.removesuffix(_SUFFIX)
             if name.endswith(_SUFFIX) and number.isdecimal():
                 yield int(number)
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _path(self, scope: int) -> str:
         return os.path.join(self._directory, f"{scope}{_SUFFIX}")

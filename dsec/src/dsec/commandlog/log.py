@@ -62,7 +62,7 @@ class CommandLog:
         self.journal = journal
         self._clock = clock
         self._bounds = bounds or Bounds()
-        self._blobs = Blobs(directory)
+        self._blobs = Blobs(directory, durable=journal.durable)
         self._desk = Desk(journal, self._blobs, clock, self._rest)
         self._scopes: dict[str, Scope] = {}
         self._by_id: dict[int, Scope] = {}

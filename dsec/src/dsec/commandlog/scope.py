@@ -300,7 +300,7 @@ class Scope:
             self._blob_end = self._blobs.size(self.id)
         at = self._blob_end
         self._blob_end = at + size
-        if size <= WRITE_AT_ONCE:
+        if size <= WRITE_AT_ONCE and not self._blobs.durable:
             try:
                 self._blobs.write(self.id, at, pieces)
             except DSecError as error:

@@ -46,7 +46,7 @@ class Journal:
         :raises CapacityError: it cannot be written."""
         self._path = path
         self.loop = loop
-        self._durable = durable
+        self.durable = durable
         self._connection = open_writer(path, schemas, durable)
         self._readers = Readers(path)
         self._writer = ThreadPoolExecutor(1, "journal-write") if durable else None
