@@ -82,7 +82,7 @@ def test_failures_of_a_job_are_told_and_counted(node):
 
     result = node.run("pause", "--job", "night")
     assert result.exit_code == 1
-    assert result.stdout == "paused 1 sandboxes of job night\n"
+    assert result.stdout == "paused 1 sandbox of job night\n"
     assert result.stderr.splitlines()[0].startswith(f"dsec: {XYZ}: no")
     assert "\x1b" not in result.stderr
     assert "6 more" in result.stderr

@@ -72,6 +72,7 @@ class FakeNode:
         self.scripts: dict[str, Callable[[int], bytes | DSecError]] = {}
         """Name → output or error by the number of the fresh sandbox, from 0."""
         self.answers: dict[str, Callable[[Any], Any]] = {}
+        self.begun = asyncio.Event()
         self.gates: dict[str, asyncio.Event] = {}
 
     async def say(self, method: str, args: Any, take: Any, *, stdin: bytes | None = None, timeout: float) -> Any:
@@ -79,6 +80,7 @@ class FakeNode:
         if method == "sandbox.create":
             self.made.append(args)
             return info(f"{f'fresh{len(self.made) - 1}':0<24}")
+        self.begun.set()
         self.said.append((args.sandbox, method, args))
         if method == "sandbox.stop":
             self.stopped.append(args.sandbox)

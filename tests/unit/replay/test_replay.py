@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
+import tarfile
 
 import msgspec
 import pytest
@@ -256,3 +258,54 @@ async def test_a_create_that_fails_no_more_is_different_and_taken_away(node, boo
     report = await replay(book.log(), node.say)
     assert verdicts(report) == ["same", "different"]
     assert len(node.stopped) == len(node.made) == 4
+
+
+def packed(files, *, mtime):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), mtime
+            archive.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+async def test_archives_are_compared_by_their_members(node, book):
+    for files in ({"a": b"1", "b": b"2"}, {"a": b"1", "b": b"other"}):
+        output = packed(files, mtime=1.5)
+        record = OutputRecord(len(output), output)
+        book.add("file.archive", FileRequest(BOX, "/d"), FileAnswer(len(output), 2), stdout=record)
+
+    async def say(method, args, take, **rest):
+        if method != "file.archive":
+            return await node.say(method, args, take, **rest)
+        output = packed({"b": b"2", "a": b"1"}, mtime=3)
+        take(2, output)
+        return FileAnswer(len(output), 2)
+
+    assert verdicts(await replay(book.log(), say)) == ["same", "same", "different"]
+
+
+async def test_a_listing_that_was_cut_is_compared_by_its_count(node, book):
+    record = OutputRecord(1, b"\x90")
+    book.add("file.list", FileListRequest(BOX, "/", limit=1), FileAnswer(entries=1, truncated=True), stdout=record)
+    node.answers["file.list"] = lambda args: FileAnswer(entries=1, truncated=True)
+    assert verdicts(await replay(book.log(), node.say)) == ["same", "same"]
+
+
+async def test_a_cancelled_replay_takes_its_sandboxes_away(node, book):
+    node.gates["waits"] = asyncio.Event()
+    book.exec("waits")
+    task = asyncio.create_task(replay(book.log(), node.say))
+    await node.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert node.stopped == [f"{'fresh0':0<24}"]
+
+
+async def test_more_at_once_than_can_be_wait(node, book, monkeypatch):
+    monkeypatch.setattr("dsec.replay.world.AT_ONCE", 2)
+    for n in range(9):
+        book.exec(f"c{n}", began_at=10.0, ended_at=20.0)
+    assert verdicts(await replay(book.log(), node.say)) == ["same"] * 10

@@ -15,7 +15,7 @@ from libdsec.protocol.spec import SandboxInfo
 
 from .options import find_sandbox
 from .outcome import report, warn
-from .output import emit, say, waiting
+from .output import count, emit, printable, say, waiting
 
 AT_ONCE = 16
 
@@ -44,7 +44,7 @@ async def each(ids: Sequence[str], verb: Callable[[str], Awaitable[SandboxInfo]]
             except DSecError as error:  # told below, with the others' answers
                 return error
 
-    async with waiting(f"{doing} {len(ids)} sandboxes"):
+    async with waiting(f"{doing} {count(len(ids))}"):
         answers = await asyncio.gather(*map(one, ids))
     if json:
         emit([{"error": a.body()} if isinstance(a, DSecError) else a for a in answers])
@@ -63,7 +63,7 @@ async def whole_job(job: str, verb: JobVerb, doing: str, done: str, json: bool) 
     if json:
         emit(answer)
     else:
-        say(f"{done} {answer.done} sandboxes of job {job}")
+        say(f"{done} {count(answer.done)} of job {printable(job)}")
         for sandbox, why in sorted(answer.failed.items()):
             warn(f"{sandbox}: {why}")
         if answer.failures > len(answer.failed):

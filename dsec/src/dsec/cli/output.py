@@ -59,6 +59,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def count(sandboxes: int) -> str:
+    """How many, in words."""
+    return "1 sandbox" if sandboxes == 1 else f"{sandboxes} sandboxes"
+
+
 def ago(moment: float) -> str:
     """How long since, in the largest unit that says enough."""
     seconds = max(0.0, time.time() - moment)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
 
 from libdsec.client import DSecClient
+from libdsec.sandbox import Sandbox
 
 from .exec import run_in
 from .options import (
@@ -87,12 +90,17 @@ def run(
         args = container_args(await image_or_only(client, image), {**context.params, "ttl": ttl_s})
         async with waiting("creating the sandbox"):
             sandbox = await client.run_container(args)
-        if not rm:
-            code = await run_in(sandbox, command, interactive, tty, json, {"timeout": timeout})
-            if not json:
-                warn(f"the sandbox stays: {sandbox.id}")
-            return code
-        async with sandbox:
+        async with sandbox if rm else _kept(sandbox, json):
             return await run_in(sandbox, command, interactive, tty, json, {"timeout": timeout})
 
     execute(json, work)
+
+
+@contextlib.asynccontextmanager
+async def _kept(sandbox: Sandbox, json: bool) -> AsyncIterator[None]:
+    """Says in the end, whatever came of the command, that the sandbox stays."""
+    try:
+        yield
+    finally:
+        if not json:
+            warn(f"the sandbox stays: {sandbox.id}")

@@ -14,12 +14,24 @@ from libdsec.protocol.errors import AlreadyExistsError, DSecError, InvalidArgume
 
 from .options import JsonOption, seconds
 from .outcome import execute_alone, report
-from .output import emit, say, waiting
+from .output import count, emit, say, waiting
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _STOP_S = 30.0
 _DRAIN_S = 30.0
+
+
+DrainTimeOption = Annotated[
+    float | None,
+    typer.Option(parser=seconds, metavar="TIME", help="With --drain: how long calls are waited for. [default: 30s]"),
+]
+DurableOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--durable/--fast", help="Make the journal survive a loss of power too (DSEC_DURABLE). [default: fast]"
+    ),
+]
 
 
 @app.command()
@@ -29,18 +41,8 @@ def serve(
     drain: Annotated[
         bool, typer.Option("--drain", help="End the server that runs; its sandboxes go on, and the next one has them.")
     ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            parser=seconds, metavar="TIME", help="With --drain: how long calls are waited for. [default: 30s]"
-        ),
-    ] = None,
-    durable: Annotated[
-        bool | None,
-        typer.Option(
-            "--durable/--fast", help="Make the journal survive a loss of power too (DSEC_DURABLE). [default: fast]"
-        ),
-    ] = None,
+    timeout: DrainTimeOption = None,
+    durable: DurableOption = None,
     state_dir: Annotated[
         str | None, typer.Option(envvar="DSEC_STATE_DIR", help="Images, layers and what sandboxes write.")
     ] = None,
@@ -172,7 +174,7 @@ async def _drain(timeout: float, json: bool) -> None:
     elif pid is None:
         say("no server runs")
     else:
-        say(f"the server has ended: pid {pid}; {len(left)} sandboxes go on, and the next server has them")
+        say(f"the server has ended: pid {pid}; {count(len(left))} go on, and the next server adopts them")
 
 
 async def _end(ask: Callable[[DSecClient], Awaitable[None]], timeout: float) -> int | None:

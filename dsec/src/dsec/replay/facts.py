@@ -27,15 +27,18 @@ from libdsec.protocol.steps import MAX_RECORDED_OUTPUT, Step
 Facts = Mapping[str, Any]
 """Name → value. A digest is missing where the bytes are not known."""
 
+_LOOKED_INTO = ("file.list", "file.archive")
+"""Methods whose output says the same in several ways."""
+
 _ERROR_DETAILS = ("kind", "errno", "stage")
 
 
 class Taken:
-    """What came on one stream. It keeps the bytes while they are few, and their digest in any case."""
+    """What came on one stream: its digest, and where it is looked into the bytes too, while they are few."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str) -> None:
         self._hash = hashlib.sha256()
-        self._pieces: list[bytes] | None = []
+        self._pieces: list[bytes] | None = [] if method in _LOOKED_INTO else None
         self.size = 0
 
     def take(self, piece: bytes) -> None:
@@ -124,7 +127,7 @@ def _arbitrary(answer: msgspec.Struct) -> bool:
 
 def _of_output(method: str, name: str, size: int, digest: str | None, data: bytes | None) -> dict[str, Any]:
     """Of listings and archives what they say is compared, not how it was written down."""
-    if method in ("file.list", "file.archive"):
+    if method in _LOOKED_INTO:
         if name == "stderr" or data is None:
             return {}
         said = _entries(data) if method == "file.list" else _members(data)

@@ -28,6 +28,9 @@ PATIENCE = 10.0
 LEAST_PATIENCE_S = 120.0
 """A step may take so many times as long as it did, and at least this."""
 
+AT_ONCE = 1024
+"""Steps that run at the same time; a log that had more waits."""
+
 CREATE_GRACE_S = 15.0
 STOP_S = 60.0
 
@@ -76,6 +79,8 @@ class World:
             async with asyncio.TaskGroup() as tasks:
                 for step in steps:
                     await _until_ended(running, step.began_at)
+                    if len(running) >= AT_ONCE:
+                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     ended = step.began_at if step.ended_at is None else step.ended_at
                     running[tasks.create_task(self._one(step, tell))] = ended
         except BaseExceptionGroup as group:
@@ -98,7 +103,7 @@ class World:
                     raise
 
     async def _one(self, step: Step, tell: Callable[[Step, Facts], None]) -> None:
-        out, err = Taken(), Taken()
+        out, err = Taken(step.method), Taken(step.method)
 
         def take(stream: int, piece: bytes) -> None:
             (out if stream == STDOUT else err).take(piece)
@@ -174,6 +179,8 @@ def _patience(step: Step) -> float:
 
 async def _until_ended(running: dict[asyncio.Task[None], float], moment: float) -> None:
     """Of those that had ended by `moment` in the record."""
+    for task in [task for task in running if task.done()]:
+        del running[task]
     before = [task for task, ended in running.items() if ended <= moment]
     if before:
         await asyncio.wait(before)
