@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
-from dsec.commandlog import CommandLog
+from dsec.commandlog import CommandLog, Held
 from dsec.drivers.base import Driver
 from dsec.journal import Journal
 from libdsec.protocol.errors import DSecError, UnavailableError, UnsupportedOperationError
@@ -24,7 +24,6 @@ from .options import Machine
 from .reaper import Reaper
 from .recovery import Recovery
 from .registry import Registry
-from .relay import Recording
 from .rows import Rows
 from .sandbox import Sandbox
 from .slots import Slots
@@ -91,7 +90,7 @@ class Edge:
         self.reaper = Reaper()
         self.journal = journal
         self.log = log
-        self.recording = Recording()
+        self.held = Held()
         self._over: set[str] = set()
         self.rows = Rows(journal)
         self.leases = Leases(journal, clock)
@@ -222,6 +221,8 @@ class Edge:
 
     def prune(self) -> None:
         """Let go of command logs that were kept long enough."""
+        for scope, _ in self.log.scopes():
+            self.scope_over(scope)
         self.spawn(self.log.prune(self.clock.now()))
 
     def sweep(self) -> None:

@@ -81,8 +81,6 @@ class Recovery:
         for name in list(self._unsettled):
             if name not in {sandbox.id for sandbox, _ in found if sandbox.paused}:
                 self._forget(name)
-        for name, _ in edge.log.scopes():
-            edge.scope_over(name)
         if found or steps:
             _log.info("recovered", sandboxes=len(edge.registry), steps=len(steps))
 

@@ -22,26 +22,7 @@ if TYPE_CHECKING:
 OVERDUE_S = 10.0
 """After a command's timeout: PID 1 ends the command in much less."""
 
-MAX_RECORDING = 512 * 1024 * 1024
-"""Bytes of output of all calls that are held for the log at once; a call beyond it cannot be replayed."""
-
 _decode_error = msgspec.msgpack.Decoder(ErrorBody).decode
-
-
-class Recording:
-    """What all calls of a node hold for the log."""
-
-    def __init__(self, limit: int = MAX_RECORDING) -> None:
-        self._left = limit
-
-    def take(self, size: int) -> bool:
-        if size > self._left:
-            return False
-        self._left -= size
-        return True
-
-    def give_back(self, size: int) -> None:
-        self._left += size
 
 
 class Relay:
@@ -54,11 +35,9 @@ class Relay:
         "_done",
         "_edge",
         "_event",
-        "_opaque",
         "_recorder",
         "_sandbox",
         "_step",
-        "_taken",
         "credit",
         "due",
         "event",
@@ -80,10 +59,8 @@ class Relay:
         self._sandbox = sandbox
         self._caller = caller
         self._step = step
-        self._recorder = Recorder()
+        self._recorder = Recorder(edge.held)
         self._collects = not step.opaque
-        self._opaque = ""
-        self._taken = 0
         self.feed = Feed(self._recorder)
         self._event = event
         self._detail = detail
@@ -98,13 +75,7 @@ class Relay:
 
     def data(self, stream: int, payload: bytes, flags: int) -> bool:
         if self._collects:
-            if self._edge.recording.take(len(payload)):
-                self._taken += len(payload)
-                self._recorder.output(stream, payload)
-            else:
-                self._collects = False
-                self._opaque = "the node was recording too much at once"
-                self._recorder.stdout, self._recorder.stderr = [], []
+            self._recorder.output(stream, payload)
         return self._caller.data(stream, payload, flags)
 
     def result(self, payload: bytes) -> None:
@@ -161,7 +132,7 @@ class Relay:
             stdout=recorder.stdout,
             stderr=recorder.stderr,
             input_digest=self.feed.input_digest,
-            opaque=self._opaque or recorder.opaque,
+            opaque=recorder.opaque,
             then=lambda: self._deliver(payload, tell),
             failed=self._unrecorded,
         )
@@ -185,7 +156,7 @@ class Relay:
         self._caller.error(payload)
 
     def _close(self, payload: bytes) -> None:
-        self._edge.recording.give_back(self._taken)
+        self._recorder.close()
         sandbox, now = self._sandbox, self._edge.clock.now()
         sandbox.open.discard(self)
         sandbox.touch(now, self._edge.clock.monotonic())

@@ -28,6 +28,8 @@ def take(edge: Edge, request: Request, caller: Caller) -> Answerer:
     if asked.job is not None:
         check_scope_name(asked.job, "job")
     lease = edge.leases.take(asked)
+    if asked.kind != "job":
+        edge.log.open_scope(asked.name, asked.kind)
     answer = encode(edge.leases.info(lease, edge.log.count(asked.name)))
     edge.after_commit(lambda: caller.result(answer), lambda error: caller.error(encode_error(error)))
     return ANSWERED
