@@ -8,6 +8,7 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
+from dsec.cli.output import table
 from dsec.replay.document import parse
 from libdsec.client import DSecClient
 from libdsec.log import CommandLog
@@ -316,3 +317,15 @@ async def test_following_what_is_lost_each_time_ends():
             with pytest.raises(OutcomeUnknownError):
                 async for _ in log.follow():
                     pass
+
+
+def test_outcomes_have_colours_on_a_terminal_alone(monkeypatch, capsys):
+    shown = [("main#1", "exit 0"), ("main#2", "exit 1")]
+    table(("STEP", "OUTCOME"), shown, colours={1: ["32", "31"]})
+    assert "\x1b" not in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    table(("STEP", "OUTCOME"), shown, colours={1: ["32", "31"]})
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "main#1  \x1b[32mexit 0 \x1b[0m",
+        "main#2  \x1b[31mexit 1 \x1b[0m",
+    ]

@@ -33,6 +33,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(values)
 def test_any_value_of_the_wire_comes_back(value):
     encoded = msgspec.msgpack.encode(value)
@@ -40,6 +41,7 @@ def test_any_value_of_the_wire_comes_back(value):
     assert msgspec.msgpack.decode(from_plain(as_json)) == msgspec.msgpack.decode(encoded)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_bytes_that_are_no_value_come_back(encoded):
     try:
@@ -109,7 +111,7 @@ def plain(step):
     return decoded, msgspec.structs.replace(step, request=msgspec.Raw(b""), answer=msgspec.Raw(b""))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(steps(), max_size=4, unique_by=lambda step: step.seq))
 def test_a_log_comes_back_from_its_document(log):
     text = head("r") + ",".join(map(line, log)) + tail()
