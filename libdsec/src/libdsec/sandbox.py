@@ -185,7 +185,8 @@ class Sandbox:
     async def follow_steps(
         self, *, after: int = 0, track: str | None = None, requests: bool = True
     ) -> AsyncIterator[Step]:
-        """Its steps whose `seq` is above `after`, those that have ended and then each as it ends.
+        """Its steps whose `seq` is above `after`, those there are and then each as it ends; one that ran at first
+        comes again when it has ended.
 
         :raises OutcomeUnknownError: the connection was lost.
         """

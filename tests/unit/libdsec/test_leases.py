@@ -108,6 +108,38 @@ def test_a_lease_that_somebody_else_took_ends_every_call(with_fake, fake_log):
     with_fake(use)
 
 
+def test_a_refused_call_ends_the_lease_at_once(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        log.record("main", 2, "exec", ExecRequest(ID, ("a",)), OK)
+
+        @server.answers("exec")
+        async def _(call: FakeCall) -> ExecAnswer:
+            raise LeaseLostError("cannot go on: somebody else does", epoch=1, held=2)
+
+        sandbox = (await client.attach(ID)).sandbox
+        for _ in range(2):
+            with pytest.raises(LeaseLostError):
+                await sandbox.run(["a"])
+        assert len(log.asked()) == 1
+
+    with_fake(use)
+
+
+def test_a_closed_client_keeps_no_lease(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+        rollout = await client.attach("r")
+        await client.close()
+        await clock.move(30)
+        with pytest.raises(LeaseLostError, match="its client was closed"):
+            await rollout.run_container(DSecContainerRunArgs(container_image="a:b"))
+        await rollout.close()
+
+    with_fake(use)
+
+
 def test_a_node_that_is_away_costs_the_lease_only_when_it_has_expired(with_fake, fake_log):
     async def use(server: FakeServer, client: DSecClient) -> None:
         fake_log(server)

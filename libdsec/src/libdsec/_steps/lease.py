@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from .._transport.channel import Channel
-from ..protocol.errors import DeadlineExceededError, DSecError, LeaseLostError, OutcomeUnknownError, UnavailableError
+from ..protocol.errors import (
+    ClientClosedError,
+    DeadlineExceededError,
+    DSecError,
+    LeaseLostError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from ..protocol.jobs import LeaseHolder, LeaseInfo, LeaseRequest
 
 _AWAY = (UnavailableError, OutcomeUnknownError, DeadlineExceededError)
@@ -42,6 +49,10 @@ class Lease:
                 epoch=self.epoch,
             )
 
+    def lose(self, error: LeaseLostError) -> None:
+        """The node said that somebody else holds it."""
+        self._over = self._over or f"its lease is lost: {error}"
+
     async def leave(self) -> None:
         """Renew it no more: it expires, and what it holds is orphaned then. Again is fine."""
         self._over = self._over or "its lease is not renewed any more"
@@ -75,5 +86,7 @@ class Lease:
                 self._expires_at, pause = now + self._lease_s, self._lease_s / 3
             except _AWAY:
                 pause = min(_PAUSE_S, self._lease_s / 3)
+            except ClientClosedError:
+                self._over = "its client was closed"
             except DSecError as error:
                 self._over = f"its lease is lost: {error}"

@@ -84,8 +84,10 @@ class Recording:
 
     async def difference(self, step: Step, method: str, args: msgspec.Struct) -> ReplayDivergedError:
         """That another request than the recorded one came at a step."""
-        expected = await recorded_request(self._channel, self.scope, step)
-        return self._diverged(step, expected, in_words(method, args))
+        expected, got = await recorded_request(self._channel, self.scope, step), in_words(method, args)
+        if got == expected:
+            got += " with other arguments, where they are shortened here"
+        return self._diverged(step, expected, got)
 
     def unknown(self, step: Step) -> DSecError:
         """That nobody knows how the step ended."""

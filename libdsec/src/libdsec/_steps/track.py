@@ -13,7 +13,7 @@ from .._transport.codec import Codec, codec
 from .._transport.exchange import Answer
 from .._transport.outage import Outage
 from .._transport.streaming import Streaming
-from ..protocol.errors import DSecError, InvalidArgumentError
+from ..protocol.errors import DSecError, InvalidArgumentError, LeaseLostError
 from ..protocol.steps import CLI, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
 from .lease import Lease
 from .numbers import Numbers
@@ -227,6 +227,8 @@ class Track:
             # it surely did not run, and is no step: the next call has its number
             if error.retry != "never" or _known(error, begun.tag) is not None:
                 numbers.give_back(begun.tag.n)
+            if isinstance(error, LeaseLostError) and self.scope.lease is not None:
+                self.scope.lease.lose(error)
             raise
         finally:
             numbers.end(begun.tag.n)
