@@ -106,7 +106,8 @@ class DSecClient:
         """A new container sandbox, running.
 
         A lost connection is survived: the create is asked for again under the same key and makes no second sandbox.
-        With a `key` of the caller's own that holds for whoever asks again, also after the caller's end.
+        With a `key` of the caller's own that holds for whoever asks again, also after the caller's end; the calls of
+        the handle begin at the first step then, and return what was recorded there.
         :raises ImageNotFoundError: no such image; build it first.
         :raises InvalidArgumentError, UnsupportedOperationError: an option that cannot be honoured.
         :raises CapacityError: no room.

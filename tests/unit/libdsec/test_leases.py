@@ -229,12 +229,15 @@ def test_steps_of_a_sandbox_are_read(with_fake, fake_log):
         assert steps[-1].stdout.data is None
         steps = await sandbox.steps(limit=2, last=True, outputs=True, requests=False)
         assert [step.stdout.data for step in steps] == [b"small", large]
+        log.record("main/1", 8, "exec", ExecRequest(ID, ("8",)), OK, large, opaque="it gave too much")
+        (step,) = await sandbox.steps(limit=1, last=True, outputs=True)
+        assert (step.stdout.size, step.stdout.data) == (50_000, None)
         reads = [args for method, args in server.calls if method == "log.read"]
         assert {(read.scope, read.sandbox) for read in reads} == {("r", ID)}
         assert [method for method, _ in log.asked()] == ["sandbox.inspect"]
         assert len(await sandbox.steps(track="main/1", limit=4)) == 4
         rollout = await client.attach("r")
-        assert len(await rollout.steps()) == 7
+        assert len(await rollout.steps()) == 8
 
     with_fake(use)
 
@@ -345,6 +348,9 @@ def test_blocking_twins(fake_node: FakeServer, fake_log):
             assert held.replayed == 1
             assert held.track("x").sandbox.track("y").id == ID
             assert [step.n for step in held.sandbox.steps()] == [1]
+            for step in held.sandbox.follow_steps():
+                assert step.n == 1
+                break
         with client.hold_job("j") as job:
             job.check()
         assert client.pause_job("a").done == 1

@@ -67,8 +67,8 @@ async def follow(channel: Channel, request: LogReadRequest) -> AsyncGenerator[St
 
 
 async def with_output(channel: Channel, scope: str, step: Step) -> Step:
-    """The step with all of its recorded output in it."""
-    if not _absent(step.stdout) and not _absent(step.stderr):
+    """The step with all of its recorded output in it; of an opaque one that is what it has."""
+    if step.opaque or not (_absent(step.stdout) or _absent(step.stderr)):
         return step
     answer = await channel.collect(
         "log.output",
