@@ -21,7 +21,7 @@ SCALARS = (
     | st.binary(max_size=300)
 )
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(), inner))
-EXTENSIONS = st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), st.binary(max_size=300))
+EXTENSIONS = st.builds(msgspec.msgpack.Ext, st.integers(0, 127), st.binary(max_size=300))
 LISTS = st.lists(st.lists(VALUES | EXTENSIONS, max_size=40), max_size=6)
 decode = msgspec.msgpack.decode
 
