@@ -48,7 +48,8 @@ AGENTS = {
 
 
 @contextmanager
-def agent(group: Cgroup, code: str) -> Iterator[subprocess.Popen[str]]:
+def agent(pool: CgroupPool, code: str) -> Iterator[Cgroup]:
+    group = pool.acquire(CgroupLimits(memory_bytes=128 << 20, pids=50))
     imports = "import ctypes, mmap, os, signal, subprocess, threading\nlibc = ctypes.CDLL(None)\n"
     join = " && ".join(f"echo 0 >{path}/cgroup.procs" for path in group.paths) + ' && exec "$0" "$@"'
     command = ["sh", "-c", join, sys.executable, "-c", imports + code]
@@ -56,9 +57,12 @@ def agent(group: Cgroup, code: str) -> Iterator[subprocess.Popen[str]]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            yield process
+            yield group
         finally:
             group.kill()
+            while group.processes():
+                process.poll()
+            pool.release(group)
 
 
 @pytest.fixture
@@ -79,8 +83,7 @@ def ticks(group: Cgroup) -> int:
 
 @pytest.mark.parametrize("what", list(AGENTS))
 def test_it_is_frozen_all_the_same(pool: CgroupPool, what: str) -> None:
-    group = pool.acquire(CgroupLimits(memory_bytes=128 << 20, pids=50))
-    with agent(group, AGENTS[what]):
+    with agent(pool, AGENTS[what]) as group:
         for _ in range(5):
             group.freeze(5)
             members, spent = group.processes(), ticks(group)
@@ -90,6 +93,3 @@ def test_it_is_frozen_all_the_same(pool: CgroupPool, what: str) -> None:
             assert group.frozen()
             assert (group.processes(), ticks(group)) == (members, spent)
             group.thaw()
-    while group.processes():
-        pass
-    assert pool.release(group)

@@ -71,7 +71,8 @@ def holder(pool: CgroupPool, what: str, where: str = "") -> Iterator[tuple[Cgrou
         finally:
             process.kill()
             group.thaw()
-    assert pool.release(group)
+            process.wait(10)
+            assert pool.release(group)
 
 
 def ask(process: subprocess.Popen[str]) -> str:

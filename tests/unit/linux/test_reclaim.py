@@ -142,6 +142,14 @@ def test_mappings_leave_the_kernels_own_out() -> None:
     assert advice.mappings(4_194_304) == []
 
 
+def test_mappings_without_a_file_are_told_apart() -> None:
+    anonymous = set(advice.mappings(os.getpid(), anonymous=True))
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    filed = {int(line[0].split("-")[0], 16) for line in lines if line[4] != "0"}
+    assert anonymous
+    assert not filed & {start for start, _ in anonymous}
+
+
 def test_batches_are_bounded_in_bytes_and_number() -> None:
     cut = list(reclaim._batches([(0, 80 * MIB), (100 * MIB, MIB)], 32 * MIB))
     assert cut == [

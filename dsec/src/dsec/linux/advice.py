@@ -26,8 +26,9 @@ _KERNELS_OWN = frozenset((b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]")
 _REFUSED_ALTOGETHER = frozenset((errno.EPERM, errno.ENOSYS, errno.EBADF))
 
 
-def mappings(pid: int) -> list[Range]:
-    """What a process has mapped, `MOST_MAPPINGS` at most, without the kernel's own; nothing when it is gone."""
+def mappings(pid: int, anonymous: bool = False) -> list[Range]:
+    """What a process has mapped, `MOST_MAPPINGS` at most, without the kernel's own; nothing when it is gone.
+    `anonymous`: only what has no file behind it."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             lines = list(itertools.islice(file, MOST_MAPPINGS))
@@ -37,6 +38,8 @@ def mappings(pid: int) -> list[Range]:
     for line in lines:
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[5].strip() in _KERNELS_OWN:
+            continue
+        if anonymous and fields[4] != b"0":
             continue
         start, _, end = fields[0].partition(b"-")
         found.append((int(start, 16), int(end, 16) - int(start, 16)))

@@ -88,11 +88,15 @@ def prefetch(cgroup: Cgroup, deadline_s: float) -> int:
 
     Small mappings come first: stacks, heaps and the data of libraries are what every process needs to do anything.
     Where swap is a disk the reading goes on behind our back; zram is unpacked before this returns: hence the
-    deadline.
+    deadline. Files are left out: what we have read of them would be charged to us, not to the group.
     """
     limit, asked = _Limit(time.monotonic() + deadline_s, _NEVER), 0
     with _opened(cgroup) as processes:
-        wanted = [(length, start, pidfd) for pid, pidfd in processes.items() for start, length in advice.mappings(pid)]
+        wanted = [
+            (length, start, pidfd)
+            for pid, pidfd in processes.items()
+            for start, length in advice.mappings(pid, anonymous=True)
+        ]
         for length, start, pidfd in sorted(wanted):
             for piece in _batches([(start, length)], _PREFETCH_STEP):
                 if limit.reached():
