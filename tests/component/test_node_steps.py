@@ -265,11 +265,13 @@ async def test_verbs_over_a_job(run_dir: str) -> None:
         assert [info["job"] for info in listed["jobs"]] == ["mine", "theirs"]
 
 
-async def test_a_sandbox_that_is_stopping_when_the_edge_dies_is_stopped(run_dir: str) -> None:
+async def test_a_stopped_sandbox_is_stopped_for_the_next_edge_too(run_dir: str) -> None:
     machine: Machine = {}
     async with fake_node(run_dir, machine=machine) as first, first.client() as client:
         sandbox = await create(client)
         await client.call("sandbox.stop", sandbox=sandbox)
+        assert len(first.edge.registry) == 0
+        assert first.edge.journal.query("SELECT state FROM sandboxes") == [("stopped",)]
         first.leave = True
     async with fake_node(run_dir, machine=machine) as second, second.client() as client:
         info = await client.call("sandbox.inspect", sandbox=sandbox)

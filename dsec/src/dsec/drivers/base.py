@@ -94,7 +94,10 @@ class Instance(Protocol):
         """`memory_bytes`, `pids`, as far as they are known."""
 
     def keep(self) -> bytes:
-        """What `Driver.adopt` needs to find it again; stays the same for its whole life."""
+        """What `Driver.adopt` needs to find it again; stays the same for its whole life.
+
+        :raises SandboxFailedError: it was given back.
+        """
 
     async def pause(self) -> None:
         """Stop everything inside and give its memory back as far as that can be. Time stands still for its calls'

@@ -177,8 +177,8 @@ class Edge:
 
     def finish(self, sandbox: Sandbox) -> None:
         """It is final and everything was given back."""
+        sandbox.instance = None  # first: what was given back cannot be described any more
         self.rows.save(sandbox, self.clock.now())
-        sandbox.instance = None
         self.reaper.ended(sandbox)
         self.registry.finish(sandbox)
         self.scope_over(sandbox.scope)

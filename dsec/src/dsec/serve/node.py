@@ -244,7 +244,7 @@ async def _guarded(work: Coroutine[Any, Any, Any]) -> None:
     try:
         await work
     except Exception as error:
-        as_dsec_error(error, "run a task")
+        _log.error("a task failed", error=str(as_dsec_error(error, "run a task")))
 
 
 def _unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

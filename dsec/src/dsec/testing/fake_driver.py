@@ -60,6 +60,8 @@ class FakeInstance:
         return {"memory_bytes": 0, "pids": 1 + self._sandbox.running}
 
     def keep(self) -> bytes:
+        if self.destroyed:
+            raise SandboxFailedError(f"cannot use sandbox {self.order.id}: it has been given back")
         return msgspec.msgpack.encode(self.pid)
 
     async def pause(self) -> None:
