@@ -92,11 +92,11 @@ def prefetch(cgroup: Cgroup, deadline_s: float) -> int:
     """
     limit, asked = _Limit(time.monotonic() + deadline_s, _NEVER), 0
     with _opened(cgroup) as processes:
-        wanted = [
-            (length, start, pidfd)
-            for pid, pidfd in processes.items()
-            for start, length in advice.mappings(pid, anonymous=True)
-        ]
+        wanted: list[tuple[int, int, int]] = []
+        for pid, pidfd in processes.items():
+            if limit.reached():
+                break
+            wanted += [(length, start, pidfd) for start, length in advice.mappings(pid, anonymous=True)]
         for length, start, pidfd in sorted(wanted):
             for piece in _batches([(start, length)], _PREFETCH_STEP):
                 if limit.reached():

@@ -20,9 +20,9 @@ from libdsec.protocol.errors import DeadlineExceededError, InternalError
 
 PREFETCH_S = 0.002
 """What may be spent on prefetching before the thaw: enough for the small mappings that every process needs. More makes
-the first answer later, not earlier: from a disk its own reads then queue behind those of memory that it does not need
-(13 ms with nothing prefetched, 11 with this, 103 with all of 100 MB), from zram all is unpacked first (4, 5, 10)."""
-
+the first answer later, not earlier. Measured with 100 MB that do not compress, to the first answer: from a swap file
+25 ms with nothing prefetched, 15 with this, 123 with everything (its own reads queue behind those that it does not
+need); from zram 6, 9 and 104 (all is unpacked first)."""
 _PREFETCH_WAIT_S = 0.02
 """For a thread to do it in: where all are busy it is not worth waiting for."""
 
