@@ -1,8 +1,13 @@
-"""Pausing a sandbox, and resuming it: asked to, or because a call came for it. One change at a time a sandbox."""
+"""Pausing a sandbox, and resuming it: asked to, or because a call came for it. One change at a time a sandbox.
+
+A change that was begun comes to its end, whatever becomes of who asked for it: until then nobody can say what it is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,6 +29,32 @@ async def pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
 
     :raises DSecError: it could not be paused and runs again, or has ended.
     """
+    await _to_its_end(edge, _pause(edge, sandbox, cause))
+
+
+async def resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
+    """Running afterwards, seen to answer. Idempotent.
+
+    :raises DSecError: it could not be resumed and stays paused, or has ended.
+    """
+    await _to_its_end(edge, _resume(edge, sandbox, cause))
+
+
+async def _to_its_end(edge: Edge, change: Coroutine[Any, Any, None]) -> None:
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        try:
+            await change
+        except Exception as error:
+            failures.append(error)
+
+    await asyncio.shield(edge.spawn(work()))
+    if failures:
+        raise failures[0]
+
+
+async def _pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     async with sandbox.turn:
         instance = sandbox.require(Operation.PAUSE, "pause what runs")
         if sandbox.state is State.PAUSED or not sandbox.move(State.RUNNING, State.PAUSING):
@@ -44,11 +75,7 @@ async def pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
         await edge.written(sandbox)
 
 
-async def resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
-    """Running afterwards, seen to answer. Idempotent.
-
-    :raises DSecError: it could not be resumed and stays paused, or has ended.
-    """
+async def _resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     async with sandbox.turn:
         instance = sandbox.require(Operation.RESUME, "resume what is paused")
         if not sandbox.move(State.PAUSED, State.RESUMING):
