@@ -16,6 +16,7 @@ adopted although it is there has failed with that as its cause, and is swept.
     --------------------------------------------  ---------------------------------------------------
     in a sandbox, which names it                  open again: it answers when it ends
     in a sandbox, which does not name it          no step: it never arrived, and may be asked for again
+    in a sandbox, which names it, a file's read   no step: it may be asked for again
     in a sandbox that has failed                  unknown: it may have run
     of the edge's own (create, pause, stop, ...)  no step: whoever asks again gets it done
 """
@@ -50,6 +51,8 @@ AT_ONCE = 32
 
 ADOPT_TIMEOUT_S = 30.0
 _RELAYED = ("exec", "session.", "file.")
+_READS = frozenset({"file.read", "file.list", "file.archive"})
+"""Whose output a sandbox does not keep: it is as large as may be."""
 
 _log = structlog.get_logger("dsec.recovery")
 
@@ -147,11 +150,16 @@ class Recovery:
         step = self._unsettled.get(sandbox.id, {}).pop(tag, None)
         if step is None:
             return None
+        if step.method in _READS:
+            # what it has given so far went with the earlier edge, and reading it again does no harm
+            answerer.cancel()
+            step.withdraw(_nothing)
+            return None
         relay = Relay(self._edge, sandbox, Unheard(answerer), step, step.method, None)
         relay.feed.open(answerer)
         if step.opaque and running:
             # a stream without its reader
-            answerer.abandon()
+            answerer.cancel()
         return relay
 
     def _finish_stop(self, sandbox: Sandbox) -> None:

@@ -353,12 +353,12 @@ class Channel:
         if not isinstance(tag, str) or not isinstance(running, bool) or len(self._callers) > MAX_KNOWN:
             raise WireError(f"cannot read what init knows of call {frame.call}")
         answerer = ChannelCall(self, frame.call, streaming=False, tagged=bool(tag))
+        self._callers[frame.call] = Unheard(answerer)  # known from here on: it may be canceled at once
         caller = self._successor.on_known(tag, running, answerer)
-        if caller is None:
-            caller = Unheard(answerer)
-        elif tag:
-            self._tagged.add(frame.call)
-        self._callers[frame.call] = caller
+        if caller is not None:
+            self._callers[frame.call] = caller
+            if tag:
+                self._tagged.add(frame.call)
 
     @staticmethod
     def _deliver(caller: Caller, frame: Frame) -> None:
