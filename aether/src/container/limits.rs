@@ -60,8 +60,9 @@ fn show_cgroups(plan: &Plan, inside: &Inside<'_>, hierarchies: &[Hierarchy]) -> 
     for path in &plan.cgroups {
         match cgroup::view(hierarchies, path) {
             Some(View::Whole) => return show_cgroup(inside, path, CGROUPS),
+            // it bounds nothing that a program could want to know
+            Some(View::Named("freezer")) | None => {}
             Some(View::Named(name)) => views.push((path, name)),
-            None => {}
         }
     }
     mkdirat(inside.scratch, "cgroup", Mode::from_raw_mode(0o555)).on("make directory", CGROUPS)?;
