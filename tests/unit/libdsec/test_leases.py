@@ -10,7 +10,7 @@ import pytest
 
 import libdsec.sync
 from libdsec import DSecClient, DSecContainerRunArgs
-from libdsec.errors import InvalidArgumentError, LeaseLostError, NotFoundError, OutcomeUnknownError
+from libdsec.errors import InvalidArgumentError, LeaseLostError, NotFoundError, OutcomeUnknownError, QuotaExceededError
 from libdsec.protocol.calls import Empty, SandboxList
 from libdsec.protocol.exec import ExecAnswer, ExecRequest
 from libdsec.protocol.frames import STDOUT
@@ -158,6 +158,50 @@ def test_a_node_that_is_away_costs_the_lease_only_when_it_has_expired(with_fake,
         await clock.move(45)
         with pytest.raises(LeaseLostError, match="could not be renewed for 30 s"):
             await rollout.run_container(DSecContainerRunArgs(container_image="a:b"))
+
+    with_fake(use)
+
+
+def test_what_was_waited_for_a_server_is_no_time_of_the_lease(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        client._channel.clock = clock = Gate()
+        server.drop()
+        server.reachable = False
+        attaching = asyncio.create_task(client.attach("r", lease=30))
+        await clock.move(25)
+        server.reachable = True
+        await clock.move(1)
+        rollout = await attaching
+        await clock.move(60)
+        rollout._lease.check()
+        assert renewals(server) >= 5
+        await rollout.release()
+
+    with_fake(use)
+
+
+def test_a_renewal_that_is_refused_for_now_is_tried_again(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        client._channel.clock = clock = Gate()
+        refusals = 3
+
+        @server.answers("lease.renew")
+        async def _(call: FakeCall) -> LeaseInfo:
+            nonlocal refusals
+            refusals -= 1
+            if refusals >= 0:
+                raise QuotaExceededError("cannot take another call: 4096 are under way")
+            return await log._renew(call)
+
+        rollout = await client.attach("r", lease=30)
+        await clock.move(60)
+        rollout._lease.check()
+        refusals = 1000
+        await clock.move(60)
+        with pytest.raises(LeaseLostError, match=r"could not be renewed for 30 s .*4096 are under way"):
+            rollout._lease.check()
 
     with_fake(use)
 

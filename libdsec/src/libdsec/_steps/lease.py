@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 
 from .._transport.channel import Channel
-from ..protocol.errors import (
-    ClientClosedError,
-    DeadlineExceededError,
-    DSecError,
-    LeaseLostError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from ..protocol.errors import ClientClosedError, DSecError, LeaseLostError, NotFoundError
 from ..protocol.jobs import LeaseHolder, LeaseInfo, LeaseRequest
 
-_AWAY = (UnavailableError, OutcomeUnknownError, DeadlineExceededError)
 _PAUSE_S = 0.5
 
 
 class Lease:
     """Renewed by a task of its own every third of its time, until it is lost, released or left."""
 
-    def __init__(self, channel: Channel, info: LeaseInfo, lease_s: float, taken_at: float) -> None:
+    def __init__(self, channel: Channel, info: LeaseInfo, lease_s: float) -> None:
         self._channel = channel
         self._lease_s = lease_s
-        self._expires_at = taken_at + lease_s
+        # from the answer on: what a call waited for a server that was away is no time of the lease
+        self._expires_at = channel.clock.time() + lease_s
         self._holder = LeaseHolder(info.kind, info.name, info.epoch)
         self._over: str | None = None
         self._keeping = asyncio.create_task(self._keep(), name=f"lease of {info.kind} {info.name}")
@@ -35,9 +28,8 @@ class Lease:
     @classmethod
     async def take(cls, channel: Channel, request: LeaseRequest) -> Lease:
         """Whoever held it before cannot go on."""
-        now = channel.clock.time()
         info: LeaseInfo = await channel.call("lease.take", request, repeatable=True)
-        return cls(channel, info, request.lease_s, now)
+        return cls(channel, info, request.lease_s)
 
     def check(self) -> None:
         """:raises LeaseLostError: it is not held any more."""
@@ -73,20 +65,22 @@ class Lease:
 
     async def _keep(self) -> None:
         clock = self._channel.clock
-        pause = self._lease_s / 3
+        pause, failure = self._lease_s / 3, ""
         while self._over is None:
             await clock.sleep(pause)
-            now = clock.time()
-            left = self._expires_at - now
+            left = self._expires_at - clock.time()
             if left <= 0:
-                self._over = f"its lease could not be renewed for {self._lease_s:g} s"
+                self._over = f"its lease could not be renewed for {self._lease_s:g} s{failure}"
                 return
             try:
                 await self._channel.call("lease.renew", self._holder, timeout=left, repeatable=True, patience=left)
-                self._expires_at, pause = now + self._lease_s, self._lease_s / 3
-            except _AWAY:
-                pause = min(_PAUSE_S, self._lease_s / 3)
+                self._expires_at, pause, failure = clock.time() + self._lease_s, self._lease_s / 3, ""
             except ClientClosedError:
                 self._over = "its client was closed"
-            except DSecError as error:
+            except (LeaseLostError, NotFoundError) as error:
                 self._over = f"its lease is lost: {error}"
+            except DSecError as error:  # it is held all the same, until its time is over
+                pause, failure = min(_PAUSE_S, self._lease_s / 3), f" ({error})"
+            except Exception as error:  # a bug; nobody may go on under a lease that nobody renews
+                self._over = f"its renewal failed: {error!r}"
+                raise
