@@ -60,10 +60,10 @@ async def _pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
         if sandbox.state is State.PAUSED or not sandbox.move(State.RUNNING, State.PAUSING):
             return
         sandbox.begin_pause(edge.clock.now(), edge.clock.monotonic())
-        # should we die in between, the next edge must expect it frozen
-        await edge.written(sandbox)
-        faults.point("pause.begun")
         try:
+            # should we die in between, the next edge must expect it frozen
+            await edge.written(sandbox)
+            faults.point("pause.begun")
             await instance.pause()
         except BaseException as error:
             _back(edge, sandbox, State.PAUSING, State.RUNNING, "pause", error)
@@ -80,9 +80,9 @@ async def _resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
         instance = sandbox.require(Operation.RESUME, "resume what is paused")
         if not sandbox.move(State.PAUSED, State.RESUMING):
             return
-        await edge.written(sandbox)
-        faults.point("resume.begun")
         try:
+            await edge.written(sandbox)
+            faults.point("resume.begun")
             await instance.resume()
         except BaseException as error:
             _back(edge, sandbox, State.RESUMING, State.PAUSED, "resume", error)
