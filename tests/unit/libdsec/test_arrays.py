@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libdsec._arrays import arrays
@@ -17,21 +17,26 @@ SCALARS = (
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False)
-    | st.text(max_size=300)
+    | st.text(max_size=40)
     | st.binary(max_size=300)
 )
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(), inner))
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=5), inner, max_size=20)
+)
 EXTENSIONS = st.builds(msgspec.msgpack.Ext, st.integers(0, 127), st.binary(max_size=300))
 LISTS = st.lists(st.lists(VALUES | EXTENSIONS, max_size=40), max_size=6)
 decode = msgspec.msgpack.decode
+unhurried = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
+@unhurried
 @given(LISTS)
 def test_frames_stay_as_they_are(lists):
     frames = [msgspec.msgpack.encode(one) for one in lists]
     assert list(arrays([*frames, b""])) == frames
 
 
+@unhurried
 @given(LISTS, st.lists(st.integers(0, 5000)))
 def test_joined_and_cut_anew(lists, cuts):
     frames = [msgspec.msgpack.encode(one) for one in lists]
@@ -44,6 +49,7 @@ def test_joined_and_cut_anew(lists, cuts):
     ]
 
 
+@unhurried
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_garbage_is_refused_or_comes_whole(pieces):
     try:

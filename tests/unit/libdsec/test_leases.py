@@ -10,7 +10,15 @@ import pytest
 
 import libdsec.sync
 from libdsec import DSecClient, DSecContainerRunArgs
-from libdsec.errors import InvalidArgumentError, LeaseLostError, NotFoundError, OutcomeUnknownError, QuotaExceededError
+from libdsec.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    NotFoundError,
+    OutcomeUnknownError,
+    QuotaExceededError,
+    UnavailableError,
+)
+from libdsec.log import CommandLog
 from libdsec.protocol.calls import Empty, SandboxList
 from libdsec.protocol.exec import ExecAnswer, ExecRequest
 from libdsec.protocol.frames import STDOUT
@@ -282,6 +290,49 @@ def test_steps_of_a_sandbox_are_read(with_fake, fake_log):
         assert len(await sandbox.steps(track="main/1", limit=4)) == 4
         rollout = await client.attach("r")
         assert len(await rollout.steps()) == 8
+
+    with_fake(use)
+
+
+def test_a_reading_goes_on_with_the_successor_of_a_server_that_ends(with_fake, fake_log, clock):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        client._channel.clock = clock
+        for n in range(1, 8):
+            log.record("main", n, "exec", ExecRequest(ID, (str(n),)), OK)
+        refusals = 9
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            nonlocal refusals
+            refusals -= 1
+            if refusals >= 0:
+                raise UnavailableError("cannot go on: the server ends", closing=True)
+            return await log._read(call)
+
+        reading = (await CommandLog.find(client, "r")).pages()
+        assert [step.n async for page in reading for step in page] == list(range(1, 8))
+
+    with_fake(use)
+
+
+def test_the_last_steps_are_the_same_ones_after_a_loss(with_fake, fake_log, clock):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        client._channel.clock = clock
+        for n in range(1, 11):
+            log.record("main", n, "exec", ExecRequest(ID, (str(n),)), OK)
+
+        @server.answers("log.read")
+        async def _(call: FakeCall) -> LogReadAnswer:
+            server.answers("log.read")(log._read)
+            await call.send_value(STDOUT, [step for step, _, _ in log.entries[-6:-3]])
+            for n in range(11, 16):
+                log.record("main", n, "exec", ExecRequest(ID, (str(n),)), OK)
+            raise UnavailableError("cannot go on: the server ends", closing=True)
+
+        reading = (await CommandLog.find(client, "r")).pages(limit=6, last=True)
+        assert [step.n async for page in reading for step in page] == [5, 6, 7, 8, 9, 10]
 
     with_fake(use)
 
