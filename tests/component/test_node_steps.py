@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from dsec.drivers.base import End, OnEnd, OnKnown, Order
 from dsec.testing.fake_clock import FakeClock
-from dsec.testing.fake_driver import Machine
+from dsec.testing.fake_driver import FakeDriver, FakeInstance, Machine
 from dsec.testing.fake_node import fake_node
 from dsec.testing.wire_client import WireClient
 from libdsec.protocol.errors import (
     LeaseLostError,
     OutcomeUnknownError,
     ReplayDivergedError,
+    SandboxFailedError,
     SandboxStateError,
     UnsupportedOperationError,
 )
@@ -278,3 +280,53 @@ async def test_a_stopped_sandbox_is_stopped_for_the_next_edge_too(run_dir: str) 
         assert (info["state"], info["cause"]) == ("stopped", "client")
         with pytest.raises(SandboxStateError):
             await client.run(sandbox, "true")
+
+
+@pytest.mark.parametrize("told", ["before its adoption fails", "although it is adopted"])
+async def test_a_sandbox_that_ends_while_it_is_adopted_keeps_no_other_from_it(
+    run_dir: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine: Machine = {}
+    async with fake_node(run_dir, machine=machine) as first, first.client() as client:
+        dying, other = await create(client), await create(client)
+        client.step("main", 1, "exec", sandbox=dying, argv=["sleep", "1000"])
+        await client.run(dying, "true")
+        first.leave = True
+        first.driver.crash()
+    adopt = FakeDriver.adopt
+
+    async def adopt_late(
+        self: FakeDriver, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool
+    ) -> FakeInstance:
+        instance = await adopt(self, order, kept, on_end, on_known, paused=paused)
+        if order.id == dying:
+            instance.die(End("init_killed", "PID 1 was killed by signal 9", {}))
+            if told.startswith("before"):
+                await instance.destroy(SandboxFailedError("cannot use it: it has ended"))
+                raise SandboxFailedError("cannot use it: it has ended")
+        return instance
+
+    monkeypatch.setattr(FakeDriver, "adopt", adopt_late)
+    async with fake_node(run_dir, machine=machine) as second, second.client() as client:
+        await until(lambda: len(second.edge.registry) == 1)
+        info = await client.call("sandbox.inspect", sandbox=dying)
+        assert (info["state"], info["cause"]) == ("failed", "init_killed")
+        assert (list(second.driver.instances), second.edge.slots.taken) == ([other], 1)
+        assert (await client.run(other, "echo", "on"))[1] == b"on\n"
+        with pytest.raises((OutcomeUnknownError, SandboxFailedError)):
+            await client.step("main", 1, "exec", sandbox=dying, argv=["sleep", "1000"]).answer()
+
+
+async def test_what_a_paused_sandbox_has_not_named_is_unknown_when_it_is_stopped(run_dir: str) -> None:
+    machine: Machine = {}
+    async with fake_node(run_dir, machine=machine) as first, first.client() as client:
+        sandbox = await create(client)
+        client.step("main", 1, "exec", sandbox=sandbox, argv=["sleep", "1000"])
+        await client.call("sandbox.pause", sandbox=sandbox)
+        first.leave = True
+        first.driver.crash()
+    async with fake_node(run_dir, machine=machine) as second, second.client() as client:
+        joined = client.step("main", 1, "exec", sandbox=sandbox, argv=["sleep", "1000"])
+        await client.call("sandbox.stop", sandbox=sandbox)
+        with pytest.raises(OutcomeUnknownError):
+            await joined.answer()

@@ -181,6 +181,7 @@ class Edge:
         self.rows.save(sandbox, self.clock.now())
         self.reaper.ended(sandbox)
         self.registry.finish(sandbox)
+        self.recovery.forget(sandbox.id)
         self.scope_over(sandbox.scope)
 
     def scope_over(self, scope: str) -> None:

@@ -83,7 +83,7 @@ class Recovery:
             await driver.sweep()
         for name in list(self._unsettled):
             if name not in {sandbox.id for sandbox, _ in found if sandbox.paused}:
-                self._forget(name)
+                self.forget(name)
         if found or steps:
             _log.info("recovered", sandboxes=len(edge.registry), steps=len(steps))
 
@@ -130,6 +130,10 @@ class Recovery:
         sandbox.instance = await driver.adopt(
             order_of(sandbox, slot, ADOPT_TIMEOUT_S), record.kept, on_end, on_known, paused=was_paused
         )
+        if sandbox.final:
+            # it ended between its last answer and now
+            ending.clean(edge, sandbox, self._unknown(sandbox))
+            return
         if not was_paused:
             self.settle(sandbox)
         edge.watch(sandbox)
@@ -170,28 +174,28 @@ class Recovery:
     def _lost(self, sandbox: Sandbox, error: DSecError) -> None:
         """It has ended, or cannot be reached: what is left of it is swept."""
         edge = self._edge
-        sandbox.move(sandbox.state, State.FAILED)
-        sandbox.cause = "lost" if isinstance(error, SandboxFailedError) else "not_adopted"
-        sandbox.message = str(error)
-        sandbox.error = SandboxFailedError(
-            f"cannot use sandbox {sandbox.id}: {error}", sandbox=sandbox.id, cause=sandbox.cause
-        )
-        sandbox.log.add(edge.clock.now(), "failed", {"cause": sandbox.cause, "message": sandbox.message})
+        if not sandbox.final:  # else its end was told while it was being adopted
+            sandbox.move(sandbox.state, State.FAILED)
+            sandbox.cause = "lost" if isinstance(error, SandboxFailedError) else "not_adopted"
+            sandbox.message = str(error)
+            sandbox.error = SandboxFailedError(
+                f"cannot use sandbox {sandbox.id}: {error}", sandbox=sandbox.id, cause=sandbox.cause
+            )
+            sandbox.log.add(edge.clock.now(), "failed", {"cause": sandbox.cause, "message": sandbox.message})
         _log.warning("sandbox lost", sandbox=sandbox.id, error=str(error))
         for relay in list(sandbox.open):
             relay.fail(self._unknown(sandbox))
         self._end(sandbox)
 
     def _end(self, sandbox: Sandbox) -> None:
-        self._forget(sandbox.id)
         self._edge.give_back(sandbox)
         self._edge.finish(sandbox)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Steps that ran in a sandbox that is no more: whether they were done nobody can tell."""
         for step in self._unsettled.pop(name, {}).values():
             error = OutcomeUnknownError(
-                f"cannot tell how step {step.track}#{step.n} ended: its sandbox {name} ended while no server looked",
+                f"cannot tell how step {step.track}#{step.n} ended: its sandbox {name} ended before it could say so",
                 sandbox=name,
             )
             step.end(
