@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from ._arrays import arrays
-from ._steps.reading import follow, pages, with_output
+from ._steps.reading import Losses, follow, pages, with_output
 from ._transport.channel import Channel
 from ._transport.codec import codec
 from .client import DSecClient
@@ -34,9 +34,6 @@ from .protocol.steps import (
     Step,
     StepTag,
 )
-
-FRUITLESS = 3
-"""So often a reading may be lost without any progress in between."""
 
 _REMEMBERED = 65_536
 
@@ -93,19 +90,17 @@ class CommandLog:
         """
         request = LogReadRequest(self.scope, after, track, self._sandbox, limit, last)
         told = _Told(after)
-        fruitless = 0
+        losses = Losses(self._channel)
         while True:
             try:
                 async with aclosing(follow(self._channel, request)) as following:
                     async for step in following:
-                        fruitless = 0
+                        losses.progress()
                         if told.news(step):
                             yield step
                 return
-            except (OutcomeUnknownError, UnavailableError):
-                fruitless += 1
-                if fruitless == FRUITLESS:
-                    raise
+            except (OutcomeUnknownError, UnavailableError) as error:
+                await losses.another(error)
                 if told.any:
                     request = LogReadRequest(self.scope, told.behind, track, self._sandbox)
 

@@ -26,22 +26,43 @@ _decode_steps = msgspec.msgpack.Decoder(tuple[Step, ...]).decode
 
 async def pages(channel: Channel, request: LogReadRequest) -> AsyncGenerator[Sequence[Step]]:
     """The steps asked for, in pieces, in the order of the log. A lost connection costs nothing."""
-    fruitless = 0
+    losses = Losses(channel)
     while True:
         try:
             async with aclosing(_pages(channel, request, _SILENCE_S)) as reading:
                 async for page in reading:
-                    fruitless = 0
+                    losses.progress()
                     rest = _rest(request, page)
                     yield page
                     if rest is None:
                         return
                     request = rest
             return
-        except (OutcomeUnknownError, UnavailableError):
-            fruitless += 1
-            if fruitless == _FRUITLESS:
-                raise
+        except (OutcomeUnknownError, UnavailableError) as error:
+            await losses.another(error)
+
+
+class Losses:
+    """How often a reading that was lost begins again."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._outage = channel.outage()
+        self._fruitless = 0
+
+    def progress(self) -> None:
+        """Something was read."""
+        self._outage.restart()
+        self._fruitless = 0
+
+    async def another(self, error: DSecError) -> None:
+        """Wait before the next try. A server that ends has a successor soon, and counts by its time alone.
+
+        :raises DSecError: it was enough.
+        """
+        self._fruitless += error.details.get("closing") is not True
+        if self._fruitless == _FRUITLESS:
+            raise error
+        await self._outage.pause(error)
 
 
 async def read_steps(channel: Channel, request: LogReadRequest, outputs: bool) -> tuple[Step, ...]:
@@ -134,7 +155,8 @@ def _rest(request: LogReadRequest, page: Sequence[Step]) -> LogReadRequest | Non
     limit = request.limit - len(page) if request.limit else 0
     if request.limit and limit <= 0:
         return None
-    return msgspec.structs.replace(request, after=page[-1].seq, limit=limit)
+    # with `last` the first page has told where they begin: those that have come since are none of them
+    return msgspec.structs.replace(request, after=page[-1].seq, limit=limit, last=False)
 
 
 def _absent(record: OutputRecord) -> bool:
