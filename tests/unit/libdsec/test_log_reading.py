@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import msgspec
@@ -124,7 +125,7 @@ def test_steps_are_followed(with_fake, fake_log):
                 if len(seen) == 3:
                     break
         assert seen == [1, 2, 3]
-        while not server.canceled:  # the server has no event of it
+        while not server.canceled:  # noqa: ASYNC110  # the server has no event of it
             await asyncio.sleep(0)
 
         async def lost() -> None:
