@@ -194,6 +194,19 @@ async def test_following_filters_and_ends_at_its_limit(open_log: Open) -> None:
         assert [(step.track, step.n) for step in client.steps()] == [("main", 1), ("main", 2), ("main", 3)]
 
 
+async def test_following_tells_nothing_of_what_began_before(open_log: Open) -> None:
+    async with open_log() as book:
+        early = await book.begin(1)
+        client, tasks = Client(), Tasks()
+        reading(book, client, tasks, follow=True, after=1, limit=1)
+        await asyncio.sleep(0)
+        await end(early)
+        await book.run(2)
+        await client.ended.wait()
+        await tasks.end()
+        assert [step.n for step in client.steps()] == [2]
+
+
 async def test_a_follower_that_does_not_read_is_told(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "MAX_BEHIND", 50)
     async with open_log() as book:

@@ -76,6 +76,8 @@ class _Reading:
                 unsubscribe()
 
     def _on_end(self, seq: int) -> None:
+        if seq <= self._asked.after:
+            return
         if len(self._ended) <= MAX_BEHIND:
             self._ended.add(seq)
         self._flow.wake()
