@@ -175,7 +175,10 @@ class ForkServer:
         """:raises UnavailableError: no answer; the caller must `kill` the id before it gives anything back.
         :raises DSecError: what the server refused; nothing is left of the sandbox."""
         link = await self._live()
-        return _made(plan.id, await link.call("sandbox.create", plan, timeout_s + CREATE_GRACE_S))
+        try:
+            return _made(plan.id, await link.call("sandbox.create", plan, timeout_s + CREATE_GRACE_S))
+        except NotFoundError as error:  # the server that held its layers for an earlier edge died meanwhile
+            raise UnavailableError(f"cannot create sandbox {plan.id} yet, its layers must come again: {error}") from None
 
     async def adopt(self, sandbox: str) -> Made:
         """One of those `found`.
