@@ -177,6 +177,7 @@ class Edge:
 
     def finish(self, sandbox: Sandbox) -> None:
         """It is final and everything was given back."""
+        self.recovery.forget(sandbox.id)  # what it has not named by now it never will
         sandbox.instance = None  # first: what was given back cannot be described any more
         self.rows.save(sandbox, self.clock.now())
         self.reaper.ended(sandbox)
