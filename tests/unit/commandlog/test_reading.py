@@ -198,13 +198,14 @@ async def test_following_tells_nothing_of_what_began_before(open_log: Open) -> N
     async with open_log() as book:
         early = await book.begin(1)
         client, tasks = Client(), Tasks()
-        reading(book, client, tasks, follow=True, after=1, limit=1)
-        await asyncio.sleep(0)
-        await end(early)
+        reading(book, client, tasks, follow=True, after=1, limit=2)
         await book.run(2)
+        await came(client, 1)
+        await end(early)
+        await book.run(3)
         await client.ended.wait()
         await tasks.end()
-        assert [step.n for step in client.steps()] == [2]
+        assert [step.n for step in client.steps()] == [2, 3]
 
 
 async def test_a_follower_that_does_not_read_is_told(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
