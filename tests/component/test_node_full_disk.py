@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from dsec.testing.fake_node import FakeNode, fake_node
+from libdsec.protocol.errors import CapacityError, OutcomeUnknownError
 
 
 @contextmanager
@@ -35,3 +37,39 @@ async def test_what_cannot_be_written_down_is_neither_paused_nor_resumed(run_dir
             assert (await client.run(sandbox, "echo", "on"))[1] == b"on\n"
             await client.call("sandbox.pause", sandbox=sandbox)
         assert node.driver.instances[sandbox].paused
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_a_sandbox_that_cannot_be_written_down_is_nobodys(run_dir: str, joined: bool) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        asked = {"spec": {"image": "tiny:1"}, "idempotency_key": "k"}
+        node.driver.gate = asyncio.Event()
+        calls = [client.start("sandbox.create", **asked) for _ in range(1 + joined)]
+        await until(lambda: len(node.edge.registry) > 0)
+        await client.call("sandbox.list")  # behind all that was said before
+        with full_disk(node):
+            node.driver.gate.set()
+            for call in calls:
+                with pytest.raises(CapacityError):
+                    await call.answer()
+            await until(lambda: not node.driver.instances)
+        made = await client.call("sandbox.create", **asked)
+        assert (made["state"], list(node.driver.instances)) == ("running", [made["id"]])
+
+
+async def test_a_create_whose_outcome_cannot_be_recorded_is_unknown_and_leaves_nothing(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        node.driver.gate = asyncio.Event()
+        call = client.step("main", 1, "sandbox.create", spec={"image": "tiny:1", "rollout": "r"})
+        await until(lambda: len(node.edge.registry) > 0)
+        with full_disk(node):
+            node.driver.gate.set()
+            with pytest.raises(OutcomeUnknownError):
+                await call.answer()
+            await until(lambda: not node.driver.instances)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)

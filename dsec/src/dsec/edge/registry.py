@@ -53,11 +53,11 @@ class Registry:
             return
         self._final[sandbox.id] = sandbox
         while len(self._final) > self._kept_final:
-            self._forget_key(self._final.popitem(last=False)[1])
+            self.forget_key(self._final.popitem(last=False)[1])
 
     def discard(self, sandbox: Sandbox) -> None:
         """It never came to life: its key may be used again; it is remembered with its error."""
-        self._forget_key(sandbox)
+        self.forget_key(sandbox)
         self.finish(sandbox)
 
     def restore(self, sandbox: Sandbox) -> None:
@@ -85,6 +85,7 @@ class Registry:
     def __len__(self) -> int:
         return len(self._live)
 
-    def _forget_key(self, sandbox: Sandbox) -> None:
+    def forget_key(self, sandbox: Sandbox) -> None:
+        """A create with its key makes another."""
         if sandbox.key is not None and self._keys.get((sandbox.principal, sandbox.key)) is sandbox:
             del self._keys[sandbox.principal, sandbox.key]

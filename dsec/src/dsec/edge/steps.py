@@ -15,7 +15,7 @@ import msgspec
 from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
 from dsec.commandlog import Begun, Joined, OpenStep, Outcome, play
-from libdsec.protocol.errors import DeadlineExceededError, DSecError, UnavailableError
+from libdsec.protocol.errors import DeadlineExceededError, DSecError, OutcomeUnknownError, UnavailableError
 from libdsec.protocol.lifecycle import Operation
 from libdsec.protocol.steps import CLI, KEY_PREFIX, OTHER, StepTag, check_tag
 
@@ -161,7 +161,15 @@ def _end(step: OpenStep, state: Any, answer: bytes, tell: Callable[[], None], ca
         stdout=[],
         stderr=[],
         then=tell,
-        failed=lambda error: caller.error(encode_error(error)),
+        failed=lambda error: caller.error(encode_error(_unrecorded(step, error))),
+    )
+
+
+def _unrecorded(step: OpenStep, error: DSecError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"cannot tell how {step.method} ended: it is over, but could not be recorded: {error}; make room, then look "
+        "before repeating it",
+        sandbox=step.sandbox,
     )
 
 

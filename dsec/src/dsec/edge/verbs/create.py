@@ -86,14 +86,14 @@ async def _create(
     edge: Edge, request: Request, asked: CreateRequest, made: str, started: float, track: str
 ) -> SandboxInfo:
     if (earlier := _earlier(edge, request, asked)) is not None:
-        return await _joined(earlier, asked.timeout_s)
+        return await _joined(edge, earlier, asked.timeout_s)
     driver = edge.driver(asked.spec.backend)
     driver.check(asked.spec)
     limits = check_spec(asked.spec, edge.node.machine)
     composed = await edge.images.compose(asked.spec)
     if (earlier := _earlier(edge, request, asked)) is not None:
         # a second create with the same key came while this one waited
-        return await _joined(earlier, asked.timeout_s)
+        return await _joined(edge, earlier, asked.timeout_s)
     edge.require_taking("create a sandbox")
     sandbox = Sandbox(
         id=made,
@@ -117,9 +117,15 @@ async def _create(
     sandbox.create_ms = (edge.clock.monotonic() - started) * 1000
     sandbox.log.add(edge.clock.now(), "running", {"create_ms": round(sandbox.create_ms, 3)})
     # in the same commit as the outcome of its create
-    edge.rows.save(sandbox, edge.clock.now())
+    edge.rows.save(sandbox, edge.clock.now(), failed=lambda _: _unwritten(edge, sandbox))
     edge.watch(sandbox)
     return sandbox.info()
+
+
+def _unwritten(edge: Edge, sandbox: Sandbox) -> None:
+    """Nobody is told of it, and the next edge would take it away: so it goes now."""
+    edge.registry.forget_key(sandbox)
+    ending.begin_stop(edge, sandbox, "unrecorded")
 
 
 def order_of(sandbox: Sandbox, slot: Slot, timeout_s: float) -> Order:
@@ -199,7 +205,7 @@ def _unmade(edge: Edge, sandbox: Sandbox, error: BaseException) -> BaseException
     return told
 
 
-async def _joined(sandbox: Sandbox, timeout_s: float) -> SandboxInfo:
+async def _joined(edge: Edge, sandbox: Sandbox, timeout_s: float) -> SandboxInfo:
     """The outcome of the create that came first with the same key."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -212,6 +218,7 @@ async def _joined(sandbox: Sandbox, timeout_s: float) -> SandboxInfo:
         ) from None
     if sandbox.error is not None and sandbox.create_ms is None:
         raise sandbox.error
+    await edge.written(sandbox)  # it may have come to life in this very turn
     return sandbox.info()
 
 
