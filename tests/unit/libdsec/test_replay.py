@@ -14,7 +14,9 @@ from libdsec import DSecClient
 from libdsec.errors import (
     CommandNotStartedError,
     InvalidArgumentError,
+    OutcomeUnknownError,
     PathNotFoundError,
+    UnavailableError,
     UnsupportedOperationError,
 )
 from libdsec.protocol.calls import Empty, SandboxRequest
@@ -62,6 +64,29 @@ def test_a_program_that_runs_again_goes_on_where_it_was(with_fake, fake_log):
         take = server.calls[0][1]
         assert (take.kind, take.name, take.job, take.labels, take.pause_after_s) == ("rollout", "r", "j", {"a": "b"}, 5)
         assert server.calls[-1][0] == "lease.release"
+
+    with_fake(use)
+
+
+@pytest.mark.parametrize("failure", [UnavailableError, OutcomeUnknownError])
+def test_a_call_whose_recorded_output_cannot_be_read_may_be_said_again(with_fake, fake_log, failure):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        created(log)
+        log.record("main/1", 1, "exec", command("a"), OK, bytes(10_000))
+        ran(log, "main/1", 2, "b")
+        sandbox = await (await attached(client, log)).run_container(ARGS)
+
+        @server.answers("log.output")
+        async def _(call: FakeCall) -> Empty:
+            raise failure("cannot tell")
+
+        with pytest.raises(UnavailableError):
+            await sandbox.run(["a"])
+        server.answers("log.output")(log._output)
+        assert (await sandbox.run(["a"])).stdout_bytes == bytes(10_000)
+        assert (await sandbox.run(["b"])).replayed
+        assert log.asked() == []
 
     with_fake(use)
 

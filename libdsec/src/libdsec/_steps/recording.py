@@ -12,7 +12,14 @@ import msgspec
 from .._transport.channel import Channel
 from .._transport.codec import Codec, decode_error
 from .._transport.exchange import Answer
-from ..protocol.errors import DSecError, OutcomeUnknownError, ReplayDivergedError, UnsupportedOperationError
+from ..protocol.errors import (
+    DeadlineExceededError,
+    DSecError,
+    OutcomeUnknownError,
+    ReplayDivergedError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
 from ..protocol.steps import CLI, OTHER, LogReadRequest, Step, details, step_name
 from .reading import in_words, pages, recorded_request, with_output
 
@@ -65,14 +72,25 @@ class Recording:
         value = self.outcome(how, step)
         out, err = step.stdout, step.stderr
         if (out.data is None and out.size) or (err.data is None and err.size):
-            step = await with_output(self._channel, self.scope, step)
+            step = await self._whole(step)
             out, err = step.stdout, step.stderr
         data = out.data or b""
         return Answer(value, data, err.data or b"", (data,), True)
 
     async def pieces(self, step: Step) -> AsyncIterator[bytes]:
         """What the call gave on stream 2."""
-        yield (await with_output(self._channel, self.scope, step)).stdout.data or b""
+        yield (await self._whole(step)).stdout.data or b""
+
+    async def _whole(self, step: Step) -> Step:
+        """The step with its output.
+
+        :raises UnavailableError: the server was lost; what was recorded is so still.
+        """
+        try:
+            return await with_output(self._channel, self.scope, step)
+        except (OutcomeUnknownError, DeadlineExceededError) as error:
+            name = step_name(step.track, step.n)
+            raise UnavailableError(f"cannot read the output of step {name} of {self.scope}: {error}") from None
 
     def check_input(self, step: Step, digest: bytes) -> None:
         """:raises ReplayDivergedError: the recorded call was sent other input."""

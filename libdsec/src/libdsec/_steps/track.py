@@ -13,7 +13,7 @@ from .._transport.codec import Codec, codec
 from .._transport.exchange import Answer
 from .._transport.outage import Outage
 from .._transport.streaming import Streaming
-from ..protocol.errors import DSecError, InvalidArgumentError, LeaseLostError
+from ..protocol.errors import DSecError, InvalidArgumentError, LeaseLostError, UnavailableError
 from ..protocol.steps import CLI, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
 from .lease import Lease
 from .numbers import Numbers
@@ -207,7 +207,13 @@ class Track:
         self, begun: Begun, timeout: float | None, extend: bool, stdin: bytes | None, bound: int, repeatable: bool
     ) -> Answer:
         if begun.step is not None:
-            return await self.recording.answer(begun.how, begun.step, stdin)
+            try:
+                return await self.recording.answer(begun.how, begun.step, stdin)
+            except UnavailableError:
+                # no recorded outcome is one: its output could not be read, and the call may be said again
+                if self._ordered(begun):
+                    self._numbers.give_back(begun.tag.n)
+                raise
         sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
         if not self._ordered(begun):
             return await self.channel.send(sending)
