@@ -50,29 +50,47 @@ async def test_a_fork_server_killed_while_it_makes_sandboxes(node: NodeProcess) 
     node.wait(lambda: len(node.processes()) == 2)
 
 
-async def test_a_killed_server_leaves_nothing_to_its_successor(node: NodeProcess) -> None:
+async def test_a_killed_server_leaves_its_sandboxes_to_its_successor(node: NodeProcess) -> None:
     async with wire_client(node.socket) as client:
-        for _ in range(5):
-            sandbox = (await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"]
-            client.start("exec", sandbox=sandbox, argv=["sleep", "1000"])
-        await client.call("server.info")
+        sandboxes = [(await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"] for _ in range(5)]
+        for sandbox in sandboxes:
+            client.step("main", 1, "exec", sandbox=sandbox, argv=["/bin/sh", "-c", "sleep 1; echo done"])
+            await client.call("server.info")
         inits = set(node.inits())
         assert len(inits) == 5
         node.crash()
     node.start()
-    for pid in inits:
-        node.wait(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
+    assert set(node.inits()) == inits
     async with wire_client(node.socket) as client:
-        assert (await client.call("sandbox.list"))["sandboxes"] == []
-        info = await client.call("sandbox.create", spec={"image": "tiny:1"})
-        await client.call("sandbox.stop", sandbox=info["id"])
-    node.wait(lambda: node.uppers() == [])
+        listed = (await client.call("sandbox.list"))["sandboxes"]
+        assert {info["id"]: info["state"] for info in listed} == dict.fromkeys(sandboxes, "running")
+        for sandbox in sandboxes:
+            call = client.step("main", 1, "exec", sandbox=sandbox, argv=["/bin/sh", "-c", "sleep 1; echo done"])
+            assert ((await call.answer())["exit_code"], call.stdout) == (0, b"done\n")
+            await client.call("sandbox.stop", sandbox=sandbox)
+    node.wait(lambda: node.uppers() == [] and node.inits() == [])
+
+
+async def test_what_was_being_made_is_taken_away(node: NodeProcess) -> None:
+    async with wire_client(node.socket) as client:
+        await client.call("server.info")
+        for _ in range(20):
+            client.start("sandbox.create", spec={"image": "tiny:1"})
+        await client.call("server.info")
+        node.crash()
+    node.start()
+    async with wire_client(node.socket) as client:
+        listed = (await client.call("sandbox.list"))["sandboxes"]
+        node.wait(lambda: len(node.inits()) == len(listed) == len(node.uppers()))
+        for info in listed:
+            assert (await client.run(info["id"], "true"))[0]["exit_code"] == 0
+            await client.call("sandbox.stop", sandbox=info["id"])
+    node.wait(lambda: node.uppers() == [] and node.inits() == [])
 
 
 async def test_server_and_fork_server_killed_together(node: NodeProcess) -> None:
     async with wire_client(node.socket) as client:
-        for _ in range(3):
-            await client.call("sandbox.create", spec={"image": "tiny:1"})
+        made = [(await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"] for _ in range(3)]
         inits = set(node.inits())
         assert len(inits) == 3
         (fork_server,) = node.fork_servers()
@@ -82,6 +100,9 @@ async def test_server_and_fork_server_killed_together(node: NodeProcess) -> None
     for pid in inits:
         node.wait(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
     async with wire_client(node.socket) as client:
+        for sandbox in made:
+            info = await client.call("sandbox.inspect", sandbox=sandbox)
+            assert (info["state"], info["cause"]) == ("failed", "lost")
         info = await client.call("sandbox.create", spec={"image": "tiny:1"})
         await client.call("sandbox.stop", sandbox=info["id"])
     node.wait(lambda: node.uppers() == [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from node_process import NodeProcess, dying_cgroups, loop_devices, mounts_naming
+from node_process import NodeProcess, dying_cgroups
 
 from dsec.testing.wire_client import wire_client
 
@@ -23,32 +23,20 @@ async def cycle(node: NodeProcess, count: int) -> None:
             await client.call("sandbox.stop", sandbox=sandbox)
 
 
-def seen(node: NodeProcess) -> dict[str, object]:
-    return {
-        "descriptors": node.descriptors(),
-        "processes": len(node.processes()),
-        "namespaces": node.namespaces(),
-        "mounts": len(mounts_naming(str(node.directory))),
-        "own cgroups": node.cgroups(),
-        "loop devices": loop_devices(),
-        "uppers": node.uppers(),
-    }
-
-
 def settle(node: NodeProcess, before: dict[str, object]) -> None:
     """What goes in the background gets its time; what does not come to rest is shown by the assertion that follows."""
     with contextlib.suppress(AssertionError):
-        node.wait(lambda: seen(node) == before)
+        node.wait(lambda: node.seen() == before)
 
 
 async def test_cycles_leave_no_trace(node: NodeProcess) -> None:
     await cycle(node, WARM_UP)
     node.wait(lambda: node.trash() == [])
-    before, groups = seen(node), dying_cgroups()
+    before, groups = node.seen(), dying_cgroups()
     await cycle(node, CYCLES)
     node.wait(lambda: node.trash() == [])
     settle(node, before)
-    assert seen(node) == before
+    assert node.seen() == before
     grown = {name: count - groups[name] for name, count in dying_cgroups().items() if count > groups[name]}
     # other users of the machine may leave some meanwhile; ours would be one a cycle
     assert all(count < CYCLES // 3 for count in grown.values()), grown

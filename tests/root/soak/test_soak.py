@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_process import NodeProcess, dying_cgroups, loop_devices, mounts_naming
+from node_process import NodeProcess, dying_cgroups
 
 from dsec.testing.tiny_root import make_tiny_root
 from libdsec import DSecClient, DSecContainerRunArgs
@@ -64,19 +64,6 @@ async def cycles(client: DSecClient, count: int) -> None:
             tasks.create_task(work())
 
 
-def seen(node: NodeProcess) -> dict[str, object]:
-    return {
-        "descriptors": node.descriptors(),
-        "processes": len(node.processes()),
-        "namespaces": node.namespaces(),
-        "mounts": len(mounts_naming(str(node.directory))),
-        "own cgroups": node.cgroups(),
-        "loop devices": loop_devices(),
-        "uppers": node.uppers(),
-        "trash": node.trash(),
-    }
-
-
 def resident(node: NodeProcess) -> dict[str, int]:
     assert node.process is not None
     (fork_server,) = node.fork_servers()
@@ -93,12 +80,12 @@ async def soak(node: NodeProcess, root: str) -> None:
         await client.build_image("tiny:1", f"dir:{root}")
         await cycles(client, WARM_UP)
         node.wait(lambda: node.trash() == [])
-        before, groups, memory = seen(node), dying_cgroups(), resident(node)
+        before, groups, memory = node.seen(), dying_cgroups(), resident(node)
         await cycles(client, CYCLES)
         # what goes in the background gets its time; what does not is shown by the comparison
         with contextlib.suppress(AssertionError):
-            node.wait(lambda: seen(node) == before)
-        after, grown = seen(node), {name: size - memory[name] for name, size in resident(node).items()}
+            node.wait(lambda: node.seen() == before)
+        after, grown = node.seen(), {name: size - memory[name] for name, size in resident(node).items()}
         lingering = {name: count - groups.get(name, 0) for name, count in dying_cgroups().items()}
         report = f"{CYCLES} cycles: grown {grown}, lingering groups {lingering}, {after}"
         print(report)
