@@ -286,6 +286,20 @@ def test_a_log_is_read_in_spite_of_losses(with_fake, fake_log):
     with_fake(use)
 
 
+def test_how_a_sandbox_was_made_is_no_step_of_a_program(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        created(log, "create")
+        ran(log, "main", 1, "a")
+        rollout = await client.attach(ID)
+        assert rollout.recorded == 1
+        assert (await rollout.sandbox.run(["a"])).replayed
+        with pytest.raises(InvalidArgumentError, match="cannot use track 'create'"):
+            rollout.track("create")
+
+    with_fake(use)
+
+
 def test_twenty_thousand_steps(with_fake, fake_log):
     async def use(server: FakeServer, client: DSecClient) -> None:
         log = fake_log(server)

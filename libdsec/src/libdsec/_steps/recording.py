@@ -20,7 +20,7 @@ from ..protocol.errors import (
     UnavailableError,
     UnsupportedOperationError,
 )
-from ..protocol.steps import CLI, OTHER, LogReadRequest, Step, details, step_name
+from ..protocol.steps import CLI, CREATE, OTHER, LogReadRequest, Step, details, step_name
 from .reading import in_words, pages, recorded_request, with_output
 
 OnUnknown = Literal["raise", "again"]
@@ -133,6 +133,6 @@ class Recording:
 
     def _add(self, page: Sequence[Step]) -> None:
         for step in page:
-            if step.track not in (CLI, OTHER):
+            if step.track not in (CLI, OTHER, CREATE):
                 self._tracks.setdefault(step.track, {})[step.n] = step
                 self.steps += 1

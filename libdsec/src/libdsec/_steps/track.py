@@ -14,7 +14,7 @@ from .._transport.exchange import Answer
 from .._transport.outage import Outage
 from .._transport.streaming import Streaming
 from ..protocol.errors import DSecError, InvalidArgumentError, LeaseLostError, UnavailableError
-from ..protocol.steps import CLI, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
+from ..protocol.steps import CLI, CREATE, KEY_PREFIX, OTHER, Step, StepTag, check_tag, request_digest
 from .lease import Lease
 from .numbers import Numbers
 from .recording import NOTHING, Recording
@@ -278,10 +278,10 @@ def checked_name(name: str) -> str:
 
     :raises InvalidArgumentError: it could be that of a track which steps make, or of a reserved one.
     """
-    if not name or "/" in name or name.isdecimal() or name.startswith(KEY_PREFIX) or name in (CLI, OTHER):
+    if not name or "/" in name or name.isdecimal() or name.startswith(KEY_PREFIX) or name in (CLI, OTHER, CREATE):
         raise InvalidArgumentError(
-            f"cannot use track {name!r}: it must not be empty, a number, {CLI!r} or {OTHER!r}, have a `/`, or begin "
-            f"with {KEY_PREFIX!r}",
+            f"cannot use track {name!r}: it must not be empty, a number, {CLI!r}, {OTHER!r} or {CREATE!r}, have a `/`, "
+            f"or begin with {KEY_PREFIX!r}",
             field="track",
         )
     return name

@@ -8,6 +8,7 @@ Tracks, so that the same program names the same steps when it runs again:
 - `main` is where a program starts; `NAME` instead when it asks for a track of its own;
 - a sandbox made by step n of track T has the track `T/n`, and so has a session opened by it;
 - `key:KEY` holds one step, that of a call with an idempotency key;
+- `create` of a sandbox's own log holds one step, how it was made: no program can say it again;
 - on every other track (`cli`, `other`) the edge numbers: such steps are recorded, never replayed.
 """
 
@@ -21,7 +22,7 @@ import msgspec
 
 from .errors import InvalidArgumentError
 
-MAIN, CLI, OTHER = "main", "cli", "other"
+MAIN, CLI, OTHER, CREATE = "main", "cli", "other", "create"
 KEY_PREFIX = "key:"
 MAX_TRACK = 320
 MAX_N = 2**53
