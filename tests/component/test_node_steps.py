@@ -15,13 +15,16 @@ from dsec.testing.fake_driver import FakeDriver, FakeInstance, Machine
 from dsec.testing.fake_node import fake_node
 from dsec.testing.wire_client import WireClient
 from libdsec.protocol.errors import (
+    DeadlineExceededError,
     LeaseLostError,
     OutcomeUnknownError,
     ReplayDivergedError,
     SandboxFailedError,
     SandboxStateError,
+    UnavailableError,
     UnsupportedOperationError,
 )
+from libdsec.protocol.frames import Kind
 from libdsec.protocol.steps import Step
 
 IMAGE = {"image": "tiny:1"}
@@ -330,3 +333,39 @@ async def test_what_a_paused_sandbox_has_not_named_is_unknown_when_it_is_stopped
         await client.call("sandbox.stop", sandbox=sandbox)
         with pytest.raises(OutcomeUnknownError):
             await joined.answer()
+
+
+async def test_what_an_edge_leaves_undone_when_it_ends_is_no_outcome(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        node.driver.gate = asyncio.Event()
+        spec = {**IMAGE, "rollout": "r"}
+        calls = [
+            client.step("main", 1, "sandbox.create", spec=spec),
+            client.start("sandbox.create", spec=IMAGE),
+        ]
+        await until(lambda: len(node.edge.registry) == len(calls))
+        node.edge.closing = True
+        for sandbox in node.edge.registry.live():
+            assert sandbox.creation is not None
+            sandbox.creation.cancel()
+        for call in calls:
+            with pytest.raises(UnavailableError) as caught:
+                await call.answer()
+            assert caught.value.details["closing"] is True
+        assert await read_log(client, "r") == []
+
+
+async def test_a_step_that_is_given_up_before_it_is_written_down_does_not_run_for_ever(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        sandbox = await create(client)
+        hold = node.edge.journal._hold
+        hold(True)
+        call = client.step("main", 1, "sandbox.pause", sandbox=sandbox)
+        await until(lambda: bool(node.edge.log.running_steps(sandbox)))
+        call.send(Kind.CANCEL)
+        await client.call("sandbox.list")  # behind the cancel
+        hold(False)
+        with pytest.raises(DeadlineExceededError):
+            await call.answer()
+        paused = await client.step("main", 1, "sandbox.pause", sandbox=sandbox).answer()
+        assert paused["state"] == "paused"

@@ -15,7 +15,7 @@ import msgspec
 from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
 from dsec.commandlog import Begun, Joined, OpenStep, Outcome, play
-from libdsec.protocol.errors import DeadlineExceededError, DSecError, OutcomeUnknownError, UnavailableError
+from libdsec.protocol.errors import DSecError, OutcomeUnknownError, UnavailableError
 from libdsec.protocol.lifecycle import Operation
 from libdsec.protocol.steps import CLI, KEY_PREFIX, OTHER, StepTag, check_tag
 
@@ -23,7 +23,7 @@ from . import pausing
 from .relay import Relay
 from .resolve import Defaults
 from .sandbox import Sandbox
-from .tasks import ANSWERED, Nothing, TaskCall, answered, outcome_of_commit
+from .tasks import ANSWERED, Nothing, TaskCall, answered, given_up, outcome_of_commit
 
 if TYPE_CHECKING:
     from .edge import Edge
@@ -117,10 +117,11 @@ def run_as_task(
         return step
     begun, then, failed = outcome_of_commit()
     step.when_begun(then, failed)
-    return TaskCall(edge.spawn(_run(step, begun, work, caller, request.method, even_unrecorded)))
+    return TaskCall(edge.spawn(_run(edge, step, begun, work, caller, request.method, even_unrecorded)))
 
 
 async def _run(
+    edge: Edge,
     step: OpenStep,
     begun: asyncio.Future[None],
     work: Work,
@@ -130,28 +131,34 @@ async def _run(
 ) -> None:
     try:
         await begun
+    except asyncio.CancelledError:
+        refusal = encode_error(given_up(edge, method))
+        step.withdraw(lambda: caller.error(refusal))
+        raise
     except DSecError as error:
         # it is not in the log, and nothing was done
         if even_unrecorded:
-            await answered(work(step), caller, method)
+            await answered(edge, work(step), caller, method)
         else:
             caller.error(encode_error(error))
         return
     try:
         answer = _encode(await work(step))
     except asyncio.CancelledError:
-        refusal = encode_error(DeadlineExceededError(f"cannot finish {method}: its caller gave it up"))
-        _end(step, "error", refusal, lambda: caller.error(refusal), caller)
+        _refuse(step, given_up(edge, method), caller)
         raise
     except Exception as error:
-        problem = as_dsec_error(error, f"finish {method}")
-        refusal = encode_error(problem)
-        if problem.retry != "never":
-            step.withdraw(lambda: caller.error(refusal))
-        else:
-            _end(step, "error", refusal, lambda: caller.error(refusal), caller)
+        _refuse(step, as_dsec_error(error, f"finish {method}"), caller)
     else:
         _end(step, "result", answer, lambda: caller.result(answer), caller)
+
+
+def _refuse(step: OpenStep, problem: DSecError, caller: Caller) -> None:
+    refusal = encode_error(problem)
+    if problem.retry != "never":
+        step.withdraw(lambda: caller.error(refusal))
+    else:
+        _end(step, "error", refusal, lambda: caller.error(refusal), caller)
 
 
 def _end(step: OpenStep, state: Any, answer: bytes, tell: Callable[[], None], caller: Caller) -> None:

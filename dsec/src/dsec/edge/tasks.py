@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dsec.bus import Caller, as_dsec_error, encode_error
-from libdsec.protocol.errors import DeadlineExceededError, DSecError
+from libdsec.protocol.errors import DeadlineExceededError, DSecError, UnavailableError
+
+if TYPE_CHECKING:
+    from .edge import Edge
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 """Runs a coroutine in a task group; the coroutine lets no exception out."""
@@ -49,20 +52,27 @@ class TaskCall(Nothing):
             self._task.cancel()
 
 
-def answer_by_task(spawn: Spawn, work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> TaskCall:
-    return TaskCall(spawn(answered(work, caller, doing)))
+def answer_by_task(edge: Edge, work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> TaskCall:
+    return TaskCall(edge.spawn(answered(edge, work, caller, doing)))
 
 
-async def answered(work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> None:
+async def answered(edge: Edge, work: Coroutine[Any, Any, msgspec.Struct], caller: Caller, doing: str) -> None:
     try:
         answer = await work
     except asyncio.CancelledError:
-        caller.error(encode_error(DeadlineExceededError(f"cannot finish {doing}: its caller gave it up")))
+        caller.error(encode_error(given_up(edge, doing)))
         raise
     except Exception as error:
         caller.error(encode_error(as_dsec_error(error, f"finish {doing}")))
     else:
         caller.result(_encode(answer))
+
+
+def given_up(edge: Edge, doing: str) -> DSecError:
+    """Why a task was canceled: the next edge does what this one leaves undone, and that is no outcome."""
+    if edge.closing:
+        return UnavailableError(f"cannot finish {doing}: this node's server is ending", closing=True)
+    return DeadlineExceededError(f"cannot finish {doing}: its caller gave it up")
 
 
 def outcome_of_commit() -> tuple[asyncio.Future[None], Callable[[], None], Callable[[DSecError], None]]:

@@ -51,7 +51,7 @@ def create(edge: Edge, request: Request, caller: Caller) -> Answerer:
     made = new_sandbox_id(edge.node.edge_prefix)
     rollout = asked.spec.rollout
     if rollout is None:
-        return answer_by_task(edge.spawn, _create_alone(edge, request, asked, made, started), caller, "sandbox.create")
+        return answer_by_task(edge, _create_alone(edge, request, asked, made, started), caller, "sandbox.create")
     check_scope_name(rollout, "rollout")
 
     def work(step: OpenStep) -> Coroutine[Any, Any, SandboxInfo]:

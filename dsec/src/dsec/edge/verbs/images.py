@@ -36,7 +36,7 @@ def build(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, ImageBuildRequest)
     parse_ref(asked.ref)
     edge.require_open("build an image")
-    return answer_by_task(edge.spawn, _build(edge, asked, caller), caller, "image.build")
+    return answer_by_task(edge, _build(edge, asked, caller), caller, "image.build")
 
 
 async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageInfo:
@@ -61,7 +61,7 @@ def inspect(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 def remove(edge: Edge, request: Request, caller: Caller) -> Answerer:
     ref = read(request, ImageNameRequest).ref
-    return answer_by_task(edge.spawn, _remove(edge, ref), caller, "image.remove")
+    return answer_by_task(edge, _remove(edge, ref), caller, "image.remove")
 
 
 async def _remove(edge: Edge, ref: str) -> Empty:
@@ -71,4 +71,4 @@ async def _remove(edge: Edge, ref: str) -> Empty:
 
 def verify(edge: Edge, request: Request, caller: Caller) -> Answerer:
     ref = read(request, ImageNameRequest).ref
-    return answer_by_task(edge.spawn, edge.images.verify(ref), caller, "image.verify")
+    return answer_by_task(edge, edge.images.verify(ref), caller, "image.verify")

@@ -36,7 +36,7 @@ def act(edge: Edge, request: Request, caller: Caller) -> Answerer:
     """One failure does not keep the others from it."""
     edge.require_taking(request.method)
     job = _known(edge, read(request, JobRequest).job)
-    return answer_by_task(edge.spawn, _act(edge, job, request.method, caller), caller, request.method)
+    return answer_by_task(edge, _act(edge, job, request.method, caller), caller, request.method)
 
 
 async def _act(edge: Edge, job: str, method: str, caller: Caller) -> JobAnswer:

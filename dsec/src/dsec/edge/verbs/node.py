@@ -22,7 +22,7 @@ def status(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 def doctor(edge: Edge, request: Request, caller: Caller) -> Answerer:
     read_any(request)
-    return answer_by_task(edge.spawn, _doctor(edge), caller, "node.doctor")
+    return answer_by_task(edge, _doctor(edge), caller, "node.doctor")
 
 
 async def _doctor(edge: Edge) -> DoctorReport:
