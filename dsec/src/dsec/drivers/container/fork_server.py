@@ -178,7 +178,7 @@ class ForkServer:
         try:
             return _made(plan.id, await link.call("sandbox.create", plan, timeout_s + CREATE_GRACE_S))
         except NotFoundError as error:  # the server that held its layers for an earlier edge died meanwhile
-            raise UnavailableError(f"cannot create sandbox {plan.id} yet, its layers must come again: {error}") from None
+            raise UnavailableError(f"cannot create sandbox {plan.id} yet, its layers went: {error}") from None
 
     async def adopt(self, sandbox: str) -> Made:
         """One of those `found`.
