@@ -2,7 +2,7 @@
 PATH := $(CURDIR)/.venv/bin:$(HOME)/.cargo/bin:$(PATH)
 export PATH
 
-.PHONY: help setup demo test unit check format lock image clean
+.PHONY: help setup demo test unit faults check format lock image clean
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -21,6 +21,9 @@ test: setup  ## all tests
 
 unit: setup  ## the tests that need no root
 	pytest -q tests/unit
+
+faults: setup  ## processes killed at every point there is, by a thousand seeds
+	pytest -q tests/faults --fault-seeds=1000
 
 check: setup  ## formatting, types, layering, lints
 	ruff check .
