@@ -208,6 +208,22 @@ async def test_an_image_takes_the_place_of_the_recorded_one(node, book):
     assert (node.made[0].spec.image, node.made[0].spec.env) == ("other:1", {"A": "1"})
 
 
+async def test_one_that_cannot_be_stopped_keeps_no_other_from_it(book, node):
+    book.create(info("b" * 24), sandbox="b" * 24)
+    asked = []
+
+    async def say(method, args, take, **options):
+        if method == "sandbox.stop":
+            asked.append(args.sandbox)
+            if len(asked) == 1:
+                raise UnavailableError("cannot stop it")
+        return await node.say(method, args, take, **options)
+
+    with pytest.raises(UnavailableError, match="cannot stop it"):
+        await replay(book.log(), say)
+    assert asked == [f"{name:0<24}" for name in ("fresh0", "fresh1")]
+
+
 async def test_kept_sandboxes_are_not_stopped_even_where_the_log_did(node, book):
     book.add("sandbox.stop", SandboxRequest(BOX), info(state="stopped"))
     report = await replay(book.log(), node.say, keep=True)

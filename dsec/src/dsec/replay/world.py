@@ -94,13 +94,14 @@ class World:
     ) -> None:
         if self._keep and kind is None:
             return
+        failure: DSecError | None = None
         for fresh in self._made:
             try:
                 await self._say("sandbox.stop", SandboxRequest(fresh), _nowhere, timeout=STOP_S)
-            except DSecError:
-                # the others are stopped all the same, and the body's own error says more
-                if kind is None:
-                    raise
+            except DSecError as problem:
+                failure = failure or problem  # the others are stopped all the same
+        if failure is not None and kind is None:  # the body's own error says more
+            raise failure
 
     async def _one(self, step: Step, tell: Callable[[Step, Facts], None]) -> None:
         out, err = Taken(step.method), Taken(step.method)
