@@ -40,6 +40,8 @@ async def test_taking_it_again_fences_the_earlier_holder(tmp_path: Path) -> None
         with pytest.raises(LeaseLostError):
             leases.fence("rollout", "r-1", 0)
         leases.fence("rollout", "r-1", 2)
+        with pytest.raises(LeaseLostError):
+            leases.fence("rollout", "r-1", 3)  # of a lease that was forgotten since
         leases.fence("rollout", "nobody-took-it", 0)
         assert leases.job_of("r-1") == "j"
         with pytest.raises(ConflictError):

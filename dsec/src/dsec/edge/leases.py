@@ -126,7 +126,8 @@ class Leases:
     def fence(self, kind: LeaseKind, name: str, epoch: int) -> None:
         """:raises LeaseLostError: the caller's epoch is not the current one."""
         lease = self._leases.get((kind, name))
-        if lease is not None and epoch < lease.epoch:
+        # a higher one is of a lease that was forgotten since
+        if lease is not None and epoch != lease.epoch:
             raise LeaseLostError(
                 f"cannot go on with {kind} {name!r}: somebody else has taken its lease (epoch {lease.epoch}, "
                 f"yours is {epoch}); attach again to take it back",
