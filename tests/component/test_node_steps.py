@@ -170,6 +170,24 @@ async def test_paused_time_counts_for_no_ttl(run_dir: str) -> None:
         assert (await client.call("sandbox.stop", sandbox=sandbox))["cause"] == "idle_ttl"
 
 
+async def test_a_pause_that_outlives_its_edge_counts_for_no_deadline(run_dir: str) -> None:
+    machine, clock = Machine(), FakeClock()
+    async with fake_node(run_dir, clock, machine) as first, first.client() as client:
+        sandbox = await create(client, deadline_s=100.0)
+        await client.call("sandbox.pause", sandbox=sandbox)
+        first.leave = True
+    clock.advance(1000)
+    async with fake_node(run_dir, clock, machine) as second, second.client() as client:
+        await client.call("sandbox.resume", sandbox=sandbox)
+        second.leave = True
+    async with fake_node(run_dir, clock, machine) as third, third.client() as client:
+        info = await client.call("sandbox.inspect", sandbox=sandbox)
+        assert (info["state"], info["paused_s"]) == ("running", 1000.0)
+        clock.advance(99)
+        third.edge.reap()
+        assert (await client.call("sandbox.inspect", sandbox=sandbox))["state"] == "running"
+
+
 async def test_a_pause_that_fails_leaves_it_running(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client:
         sandbox = await create(client)

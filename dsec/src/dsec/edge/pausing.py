@@ -90,7 +90,7 @@ async def _resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
         faults.point("resume.done")
         if not sandbox.move(State.RESUMING, State.RUNNING):
             raise _ended(sandbox, Operation.RESUME)
-        sandbox.end_pause(edge.clock.monotonic())
+        sandbox.end_pause(edge.clock.now(), edge.clock.monotonic())
         edge.recovery.settle(sandbox)
         sandbox.log.add(edge.clock.now(), "resumed", {"cause": cause})
         await edge.written(sandbox)
@@ -101,7 +101,7 @@ def _back(edge: Edge, sandbox: Sandbox, state: State, before: State, verb: str, 
     if not sandbox.move(state, before):
         return
     if before is State.RUNNING:
-        sandbox.end_pause(edge.clock.monotonic())
+        sandbox.end_pause(edge.clock.now(), edge.clock.monotonic())
     told = error if isinstance(error, DSecError) or not isinstance(error, Exception) else as_dsec_error(error, verb)
     sandbox.log.add(edge.clock.now(), f"{verb}_failed", {"message": str(told)})
     _log.warning("sandbox not paused or resumed", sandbox=sandbox.id, verb=verb, error=str(told))

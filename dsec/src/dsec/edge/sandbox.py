@@ -149,15 +149,17 @@ class Sandbox:
         """Its time stands still from here."""
         self.paused_at, self.paused_mono = now, monotonic
 
-    def end_pause(self, monotonic: float) -> None:
-        """Its time goes on: what it has left is what it had."""
+    def end_pause(self, now: float, monotonic: float) -> None:
+        """Its time goes on: what it has left is what it had. An earlier edge may have begun the pause, of which
+        `paused_mono` knows nothing, and the restored deadline everything."""
         length = max(0.0, monotonic - self.paused_mono)
         self.used += length
         if self.deadline is not None:
             self.deadline += length
         for relay in self.open:
             relay.due += length
-        self.paused_s += length
+        if self.paused_at is not None:
+            self.paused_s += max(0.0, now - self.paused_at)
         self.paused_at = None
 
     def touch(self, now: float, monotonic: float) -> None:
