@@ -27,6 +27,8 @@ def take(edge: Edge, request: Request, caller: Caller) -> Answerer:
         check_scope_name(asked.name, asked.kind)
     if asked.job is not None:
         check_scope_name(asked.job, "job")
+    # first: reading the log commits what was submitted, and the lease and its answer belong into one commit
+    edge.log.count(asked.name)
     lease = edge.leases.take(asked)
     if asked.kind != "job":
         edge.log.open_scope(asked.name, asked.kind)

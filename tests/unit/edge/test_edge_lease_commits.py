@@ -1,0 +1,67 @@
+"""A lease is given when it is written down, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from dsec import commandlog
+from dsec.bus import Request
+from dsec.commandlog import CommandLog
+from dsec.edge import leases
+from dsec.edge.leases import Leases
+from dsec.edge.verbs import leases as verbs
+from dsec.journal import Journal
+from dsec.testing.fake_clock import FakeClock
+from libdsec.protocol.jobs import LeaseRequest
+
+
+class Told:
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def result(self, payload: bytes) -> None:
+        self.answers.append("result")
+
+    def error(self, payload: bytes) -> None:
+        self.answers.append(msgspec.msgpack.decode(payload)["code"])
+
+
+@pytest.mark.parametrize("kind", ["rollout", "job"])
+async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind: Any) -> None:
+    """The scope is in the file and not in memory: it is read while the lease is on its way there."""
+    clock, loop = FakeClock(), asyncio.get_running_loop()
+    journal = Journal(f"{tmp_path}/edge.db", loop, (commandlog.SCHEMA, leases.SCHEMA))
+    CommandLog(journal, f"{tmp_path}/logs", clock).open_scope("r", "rollout")
+    journal.flush_now()
+    log = CommandLog(journal, f"{tmp_path}/logs", clock)
+    journal.flush_now()
+    edge: Any = SimpleNamespace(
+        log=log,
+        leases=Leases(journal, clock),
+        require_taking=lambda method: None,
+        after_commit=lambda then, failed: journal.submit_all((), then, failed),
+    )
+    apply = journal._apply
+
+    def full(units: Any) -> None:
+        if any(unit.statements for unit in units):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        apply(units)
+
+    journal._apply = full  # type: ignore[method-assign]
+    told: Any = Told()
+    asked = msgspec.Raw(msgspec.msgpack.encode(LeaseRequest(kind, "r")))
+    verbs.take(edge, Request("lease.take", asked, "root", None), told)
+    journal.flush_now()
+    assert told.answers == ["capacity"]
+    journal._apply = apply  # type: ignore[method-assign]
+    await journal.close()
