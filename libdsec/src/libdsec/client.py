@@ -229,7 +229,7 @@ class DSecClient:
     def hold_job(
         self, job: str, *, lease: float = 60.0, pause_after: float | None = None, stop_after: float | None = None
     ) -> JobLease:
-        """Hold a job while an `async with` lasts: `lease` seconds after this program has died what is left of the job
+        """Hold a job until its `async with` is left: `lease` seconds after this program has died what is left of the job
         is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
         request = LeaseRequest(
             "job",
