@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from node_process import WAIT_S, NodeProcess
@@ -142,5 +143,15 @@ class FaultNode(NodeProcess):
             self.kill()
             self.process.close()
         assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
         self._zygote.stdin.close()
         self._zygote.wait(WAIT_S)
+        self._zygote.stdout.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Look until it is so. Whoever calls has a deadline."""
+    while True:
+        if await condition():
+            return
+        await asyncio.sleep(0.01)

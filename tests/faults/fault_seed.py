@@ -138,7 +138,7 @@ class Seed:
             self._client_dies.clear()
             if self.victim.kind == "fenced client":
                 return await self._fenced(program)
-            _lose(client)
+            lose(client)
             return False
         finally:
             dying.cancel()
@@ -266,7 +266,7 @@ class Seed:
             self.wrong.append(f"the log has {counted} steps and had {steps}")
 
 
-def _lose(client: DSecClient) -> None:
+def lose(client: DSecClient) -> None:
     """As the end of the client's process would: not a byte goes out any more."""
     connection = client._channel._connection
     if connection is not None and connection._transport is not None:
