@@ -151,6 +151,25 @@ async def test_a_pause_that_nobody_waits_for_is_finished(subject: Make) -> None:
         await instance.destroy(GONE)
 
 
+async def test_a_pause_gives_way_to_the_end(subject: Make) -> None:
+    async with subject() as s:
+        ends: list[End] = []
+        instances = [await s.driver.create(s.order(), ends.append) for _ in range(3)]
+        await instances[2].pause()
+        asking = [asyncio.ensure_future(instance.pause()) for instance in instances]
+        await asyncio.sleep(0)
+        for instance in instances:
+            instance.hasten()
+            instance.hasten()
+            with pytest.raises(DSecError):
+                await instance.pause()
+        for outcome in await asyncio.gather(*asking, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, DSecError)
+        await asyncio.gather(*(instance.destroy(GONE) for instance in instances))
+        assert not any(s.taken().values())
+        assert ends == []
+
+
 async def test_what_stands_still_can_be_ended(subject: Make) -> None:
     async with subject() as s:
         ends: list[End] = []

@@ -112,6 +112,12 @@ class Instance(Protocol):
         :raises DSecError: it could not be done; it stays paused, or its end is told by `on_end`.
         """
 
+    def hasten(self) -> None:
+        """It will be destroyed: a pause or resume that is under way gives way and raises soon, and none is begun any
+        more. Its end is not told by `on_end` from here on. Nothing more is legal than `keep`, `usage` and `destroy`.
+        Idempotent, never raises.
+        """
+
     async def destroy(self, error: DSecError) -> None:
         """End every process of it and give back everything. Open calls end with `error`.
 

@@ -59,8 +59,15 @@ async def _stop_creating(edge: Edge, sandbox: Sandbox) -> None:
 
 
 async def _stop_running(edge: Edge, sandbox: Sandbox) -> None:
-    async with sandbox.turn:  # a pause or resume that is under way comes to its own end first; it has a deadline
+    _hasten(sandbox)
+    async with sandbox.turn:
         await _stop_in_turn(edge, sandbox)
+
+
+def _hasten(sandbox: Sandbox) -> None:
+    """A pause or resume that is under way has the turn; it need not come to its own end."""
+    if sandbox.instance is not None:
+        sandbox.instance.hasten()
 
 
 async def _stop_in_turn(edge: Edge, sandbox: Sandbox) -> None:
@@ -99,6 +106,7 @@ def clean(edge: Edge, sandbox: Sandbox, error: DSecError) -> None:
 
 
 async def _clean(edge: Edge, sandbox: Sandbox, error: DSecError) -> None:
+    _hasten(sandbox)
     async with sandbox.turn:
         await _destroy(edge, sandbox, error)
         edge.finish(sandbox)

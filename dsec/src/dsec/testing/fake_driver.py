@@ -40,6 +40,9 @@ class FakeInstance:
         self.destroyed = False
         self.refuse_pause: DSecError | None = None
         """Raised by the next pause."""
+        self.slow_pause: asyncio.Event | None = None
+        """A pause takes until it is set, or the sandbox's end comes."""
+        self._hastened = asyncio.Event()
         self._sandbox = sandbox
         self._on_end = on_end
         self._forget = forget
@@ -67,6 +70,11 @@ class FakeInstance:
     async def pause(self) -> None:
         refusal, self.refuse_pause = self.refuse_pause, None
         await asyncio.sleep(0)
+        if self.slow_pause is not None:
+            waits = [asyncio.ensure_future(event.wait()) for event in (self.slow_pause, self._hastened)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
         self._check()
         if refusal is not None:
             raise refusal
@@ -90,6 +98,9 @@ class FakeInstance:
             )
             self._on_end(end)
 
+    def hasten(self) -> None:
+        self._hastened.set()
+
     async def destroy(self, error: DSecError) -> None:
         if self._sandbox.ended is None:
             self._sandbox.end(error)
@@ -104,6 +115,8 @@ class FakeInstance:
     def _check(self) -> None:
         if self._sandbox.ended is not None:
             raise self._sandbox.ended
+        if self._hastened.is_set():
+            raise SandboxFailedError(f"cannot use sandbox {self.order.id}: it is being ended", sandbox=self.order.id)
 
 
 class FakeDriver:

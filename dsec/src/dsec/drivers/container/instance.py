@@ -230,6 +230,16 @@ class ContainerInstance:
         except KernelError:
             return 0  # the count only colours the cause
 
+    def hasten(self) -> None:
+        self._ending = True
+        if self._standstill is None:
+            return
+        if self._standstill.busy and self.pidfd >= 0:
+            # what was frozen must not run before it is ended
+            with contextlib.suppress(KernelError):  # it is gone: what we want
+                pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self._standstill.leave()
+
     async def destroy(self, error: DSecError) -> None:
         if self._destroyed is not None:
             await asyncio.shield(self._destroyed)
@@ -270,12 +280,9 @@ class ContainerInstance:
 
     async def _unfreeze(self) -> None:
         """What is frozen may die only when it is thawed (cgroup v1), and must not run in between."""
-        if self._standstill is None:
-            return
-        if self._standstill.busy and self.pidfd >= 0:
-            with contextlib.suppress(KernelError):  # it is gone: what we want
-                pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        await self._standstill.give_way()
+        self.hasten()
+        if self._standstill is not None:
+            await self._standstill.give_way()
 
     def _close_pidfd(self) -> None:
         if self.pidfd >= 0:
