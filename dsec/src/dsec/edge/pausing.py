@@ -108,7 +108,9 @@ def _back(edge: Edge, sandbox: Sandbox, state: State, before: State, verb: str, 
     edge.rows.save(sandbox, edge.clock.now())
 
 
-def _ended(sandbox: Sandbox, operation: Operation) -> SandboxStateError:
+def _ended(sandbox: Sandbox, operation: Operation) -> DSecError:
+    if sandbox.error is not None:
+        return sandbox.error
     return SandboxStateError(
         f"cannot {operation} sandbox {sandbox.id}: it is {sandbox.state} meanwhile",
         sandbox=sandbox.id,
