@@ -137,7 +137,7 @@ class Seed:
                 return True
             self._client_dies.clear()
             if self.victim.kind == "fenced client":
-                return await self._fenced(program)
+                return await self._fenced(program, stop)
             lose(client)
             return False
         finally:
@@ -147,20 +147,19 @@ class Seed:
             await rollout.close()
             await client.close()
 
-    async def _fenced(self, program: asyncio.Task[None]) -> bool:
-        """Another program takes the lease while this one runs: it comes no further."""
+    async def _fenced(self, program: asyncio.Task[None], stop: bool) -> bool:
+        """Another program takes the lease while this one runs, which comes no further; the other one to its end."""
         client = await self._connect()
         successor = await client.attach(self._name)
-        done = False
         try:
-            await program
-            done = True  # its last call was before
-        except LeaseLostError:
-            done = False
+            await Program(client, successor, self._kind, self.notes, lambda _: None).run(stop=stop)
+            await program  # or its last call was before
+        except LeaseLostError as error:
+            assert error.details["epoch"] < successor.epoch
         finally:
             await successor.close()
             await client.close()
-        return done
+        return True
 
     async def _replay(self, *, stop: bool) -> int:
         """From the top again: everything is recorded, and nothing runs. How many steps there are."""
