@@ -435,12 +435,58 @@ async def test_a_full_disk_at_the_end_makes_the_outcome_unknown_until_the_record
 async def test_a_row_that_cannot_be_taken_out_is_taken_over(open_log: Open) -> None:
     async with open_log() as book:
         entry = await book.begin(1)
-        book.log.journal.query("PRAGMA query_only = 1")
+        writable(book, False)
         await withdraw(entry)
-        book.log.journal.query("PRAGMA query_only = 0")
-        await book.run(1)
-        assert book.answer(1).seq == 1
+        with pytest.raises(CapacityError):
+            await book.begin(1, "another")
+        writable(book, True)
+        await book.run(1, "another")
+        assert book.answer(1, "another").seq == 1
+        with pytest.raises(ReplayDivergedError):
+            book.say(1)
         await book.run(2)
+
+
+async def test_a_row_that_could_not_be_taken_out_goes_when_there_is_room(open_log: Open, tmp_path: Path) -> None:
+    async with open_log() as book:
+        entry = await book.begin(1)
+        writable(book, False)
+        await withdraw(entry)
+        book.log.mend()
+        book.log.journal.flush_now()
+        writable(book, True)
+        book.log.mend()
+        assert isinstance(book.say(1), Joined)  # it is on its way out
+        book.log.journal.flush_now()
+        copy = copied(tmp_path)
+    async with open_log(directory=copy) as book:
+        assert book.log.running() == []
+        await book.run(1, "another")
+
+
+async def test_a_lost_step_may_be_run_again_also_when_that_could_not_be_begun(open_log: Open) -> None:
+    async with open_log() as book:
+        entry = await book.begin(1)
+        for verb in (end, withdraw):
+            writable(book, False)
+            if verb is end:
+                with pytest.raises(CapacityError):
+                    await end(entry)
+            else:
+                await withdraw(entry)
+            with pytest.raises(CapacityError):
+                await book.begin(1, again=True)
+            writable(book, True)
+            with pytest.raises(OutcomeUnknownError):
+                book.say(1)
+            entry = await book.begin(1, again=True)
+        assert entry.tried == 1
+        await end(entry)
+        assert book.answer(1).seq == 1
+
+
+def writable(book: Logbook, yes: bool) -> None:
+    book.log.journal.query(f"PRAGMA query_only = {int(not yes)}")
 
 
 async def test_every_acknowledged_end_is_in_a_copy_made_at_any_moment(open_log: Open, tmp_path: Path) -> None:

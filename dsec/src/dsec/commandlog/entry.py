@@ -49,7 +49,7 @@ class Fate(enum.Enum):
     LOST = "lost"
     """Its outcome could not be written: the row says running until the next start."""
     WITHDRAWN = "withdrawn"
-    """Its row could not be taken out. The number is free: whoever comes takes the row over."""
+    """Its row could not be taken out. The number is free: whoever comes takes the row over, until the log is mended."""
 
 
 class OpenStep:
@@ -165,6 +165,12 @@ class OpenStep:
         """
         self._close()
         self._scope.withdraw(self, then)
+
+    def withdraw_again(self) -> None:
+        """For the log: the row could not be taken out; perhaps it can now. Who comes meanwhile joins it."""
+        if self.fate is Fate.WITHDRAWN and self._scope.open.get((self.track, self.n)) is self:
+            self.fate = Fate.OPEN
+            self._scope.withdraw(self, lambda: None)
 
     def begin_done(self, error: DSecError | None) -> None:
         """For the scope: the row is committed, or is not."""

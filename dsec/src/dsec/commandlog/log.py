@@ -63,7 +63,9 @@ class CommandLog:
         self._clock = clock
         self._bounds = bounds or Bounds()
         self._blobs = Blobs(directory, durable=journal.durable)
-        self._desk = Desk(journal, self._blobs, clock, self._rest)
+        self._kept: list[OpenStep] = []
+        """Those that surely did not run, and whose rows could not be taken out."""
+        self._desk = Desk(journal, self._blobs, clock, self._rest, self._kept.append)
         self._scopes: dict[str, Scope] = {}
         self._by_id: dict[int, Scope] = {}
         self._resting: dict[int, Scope] = {}
@@ -221,6 +223,13 @@ class CommandLog:
         """Bytes of a large output. :raises IntegrityError: they are not there."""
         return await self.journal.loop.run_in_executor(None, self._blobs.read, scope_id, offset, size)
 
+    def mend(self) -> None:
+        """Now and then: take out the rows that a full disk kept."""
+        kept = self._kept.copy()
+        self._kept.clear()
+        for entry in kept:
+            entry.withdraw_again()
+
     async def prune(self, now: float) -> int:
         """Delete logs that were kept long enough, or longest of too many, and files of none. How many logs went."""
         self._write_counts(COUNT_FOR_PRUNING)
@@ -239,10 +248,12 @@ class CommandLog:
         """What a number up to the track's last is; None: it is free."""
         entry = scope.open.get((track, n))
         if entry is not None:
+            if entry.fate is Fate.WITHDRAWN and not entry.tried:
+                return self._run_again(scope, entry.seq, track, n, 0, asked)
             self._compare(scope, track, n, entry.digest, asked)
             if entry.fate is Fate.OPEN:
                 return Joined(entry)
-            if entry.fate is Fate.LOST and not again:
+            if not again:
                 raise unknown(scope.name, track, n, entry.method, "its outcome could not be recorded")
             return self._run_again(scope, entry.seq, track, n, entry.tried + (entry.fate is Fate.LOST), asked)
         rows = self.journal.query(tables.SELECT_RECORDED, (scope.id, track, n))
@@ -250,13 +261,13 @@ class CommandLog:
             return None
         row = tables.RecordedRow(*rows[0])
         self._compare(scope, track, n, row.digest, asked)
-        if row.state == tables.UNKNOWN and again:
+        if again and row.state in (tables.UNKNOWN, tables.RUNNING):
             return self._run_again(scope, row.seq, track, n, row.tried + 1, asked)
         return Recorded(scope.as_recorded(row))
 
     def _run_again(self, scope: Scope, seq: int, track: str, n: int, tried: int, asked: Asked) -> Begun:
         entry = self._entry(scope, seq, track, n, tried, asked)
-        scope.begin_again(entry, asked.principal)
+        scope.begin_again(entry, asked.principal, asked.request)
         return Begun(entry)
 
     def _compare(self, scope: Scope, track: str, n: int, digest: bytes, asked: Asked) -> None:

@@ -57,6 +57,8 @@ class Desk(NamedTuple):
     clock: Clock
     rest: Callable[[Scope], None]
     """Told of a scope that has ended when nothing in it runs any more."""
+    kept: Callable[[OpenStep], None]
+    """Told of a step whose row could not be taken out."""
 
 
 class Scope:
@@ -77,6 +79,7 @@ class Scope:
         self._blobs = desk.blobs
         self._clock = desk.clock
         self._rest = desk.rest
+        self._kept = desk.kept
         self._tracks: dict[str, int] = {}
         self._fresh = not stored
         """A track that is not in memory has no steps."""
@@ -132,9 +135,12 @@ class Scope:
         self._count(ROW_BYTES + len(request))
         self._open(entry, [(tables.INSERT_STEP, row)])
 
-    def begin_again(self, entry: OpenStep, principal: str) -> None:
-        """Let the row of a known step say that it runs."""
-        row = (entry.run, entry.tried, entry.sandbox, principal, entry.began_at, entry.opaque, self.id, entry.seq)
+    def begin_again(self, entry: OpenStep, principal: str, request: bytes) -> None:
+        """Let the row of a known step say that it runs. Where the row was to be taken out it may be another request."""
+        row = (
+            *(entry.run, entry.tried, entry.sandbox, principal, entry.began_at, entry.opaque),
+            *(entry.method, entry.digest, request, self.id, entry.seq),
+        )
         self._open(entry, [(tables.RERUN_STEP, row), (tables.LOWER_FLOOR, (entry.seq, self.id))])
 
     def end(
@@ -200,6 +206,7 @@ class Scope:
 
         def kept(_error: DSecError) -> None:  # the journal has said it in the log
             entry.fate = Fate.WITHDRAWN
+            self._kept(entry)
             then()
             entry.tell(not_run(self.name, entry.track, entry.n, entry.method))
 
@@ -253,6 +260,7 @@ class Scope:
 
     def _open(self, entry: OpenStep, statements: list[Statement]) -> None:
         at = (entry.track, entry.n)
+        before = self.open.get(at)
         self.open[at] = entry
         if not self.stored:
             statements.insert(0, (tables.INSERT_SCOPE, (self.id, self.name, self.kind, self.created_at)))
@@ -267,6 +275,8 @@ class Scope:
         def failed(error: DSecError) -> None:
             if self.open.get(at) is entry:
                 del self.open[at]
+                if before is not None:
+                    self.open[at] = before  # its row is as it was
             self._ask_again(entry.track)
             entry.begin_done(error)
 

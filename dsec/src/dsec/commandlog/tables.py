@@ -47,7 +47,7 @@ INSERT_STEP = (
 )
 RERUN_STEP = (
     "UPDATE log_steps SET state = 0, run = ?, tried = ?, sandbox = ?, principal = ?, began_at = ?, ended_at = NULL, "
-    "opaque = ? WHERE scope = ? AND seq = ?"
+    "opaque = ?, method = ?, digest = ?, request = ? WHERE scope = ? AND seq = ?"
 )
 END_STEP = (
     "UPDATE log_steps SET state = ?, ended_at = ?, opaque = ?, answer = ?, stdout_size = ?, stderr_size = ?, "

@@ -228,7 +228,9 @@ class Edge:
         self.spawn(self.log.prune(self.clock.now()))
 
     def sweep(self) -> None:
-        """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang."""
+        """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang. Write what a
+        full disk did not take."""
+        self.log.mend()
         now = self.clock.monotonic()
         for sandbox in self.registry.live():
             if sandbox.paused_at is not None:
