@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
 from dsec.testing.fake_node import FakeNode, fake_node
-from libdsec.protocol.errors import CapacityError, OutcomeUnknownError
+from libdsec.protocol.errors import CapacityError, DSecError, OutcomeUnknownError
 
 
 @contextmanager
@@ -67,6 +67,39 @@ async def test_a_create_whose_outcome_cannot_be_recorded_is_unknown_and_leaves_n
             with pytest.raises(OutcomeUnknownError):
                 await call.answer()
             await until(lambda: not node.driver.instances)
+
+
+async def test_a_stop_that_cannot_be_recorded_is_told_and_known_later(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "tiny:1"}))["id"]
+        with ExitStack() as later:
+            instance = node.driver.instances[sandbox]
+            destroy = instance.destroy
+
+            async def destroyed(error: DSecError) -> None:
+                later.enter_context(full_disk(node))
+                calls.append(client.step("main", 1, "sandbox.stop", sandbox=sandbox))
+                await until(lambda: any(step.heard for step in node.edge.log.running_steps(sandbox)))
+                await destroy(error)
+
+            monkeypatch.setattr(instance, "destroy", destroyed)
+            calls = [client.step("main", 1, "sandbox.stop", sandbox=sandbox)]
+            for _ in range(2):
+                for call in calls:
+                    assert (await call.answer())["state"] == "stopped"
+                calls = [client.step("main", 1, "sandbox.stop", sandbox=sandbox)]
+            assert (await calls[0].answer())["state"] == "stopped"
+            node.edge.sweep()
+            node.edge.journal.flush_now()
+        node.edge.sweep()
+        node.leave = True
+        node.driver.crash()
+    async with fake_node(run_dir) as node, node.client() as client:
+        info = await client.call("sandbox.inspect", sandbox=sandbox)
+        assert (info["state"], info["cause"]) == ("stopped", "client")
+        assert (await client.step("main", 1, "sandbox.stop", sandbox=sandbox).answer())["state"] == "stopped"
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -111,13 +111,20 @@ def run_as_task(
 ) -> Answerer:
     """A step of the edge's own: `work` does it and gives its answer. It must be such that doing it twice does no
     harm: an edge that dies in it forgets the step, and the caller asks again. `made`: the sandbox that it makes.
-    `even_unrecorded`: do it also when the log cannot be written, since it is what makes room."""
-    step = _begin(edge, scope, sandbox, request, asked, caller, made=made)
+    `even_unrecorded`: do it, and tell of it, also when the log cannot be written, since it is what makes room."""
+    method = request.method
+
+    def instead(step: OpenStep) -> Answerer:
+        return TaskCall(edge.spawn(answered(edge, work(step), caller, method)))
+
+    if even_unrecorded and request.step is not None:
+        request = request._replace(step=msgspec.structs.replace(request.step, again=True))
+    step = _begin(edge, scope, sandbox, request, asked, caller, made=made, instead=instead if even_unrecorded else None)
     if not isinstance(step, OpenStep):
         return step
     begun, then, failed = outcome_of_commit()
     step.when_begun(then, failed)
-    return TaskCall(edge.spawn(_run(edge, step, begun, work, caller, request.method, even_unrecorded)))
+    return TaskCall(edge.spawn(_run(edge, step, begun, work, caller, method, even_unrecorded)))
 
 
 async def _run(
@@ -150,7 +157,7 @@ async def _run(
     except Exception as error:
         _refuse(step, as_dsec_error(error, f"finish {method}"), caller)
     else:
-        _end(step, "result", answer, lambda: caller.result(answer), caller)
+        _end(step, "result", answer, lambda: caller.result(answer), caller, even_unrecorded)
 
 
 def _refuse(step: OpenStep, problem: DSecError, caller: Caller) -> None:
@@ -161,14 +168,27 @@ def _refuse(step: OpenStep, problem: DSecError, caller: Caller) -> None:
         _end(step, "error", refusal, lambda: caller.error(refusal), caller)
 
 
-def _end(step: OpenStep, state: Any, answer: bytes, tell: Callable[[], None], caller: Caller) -> None:
+def _end(
+    step: OpenStep,
+    state: Any,
+    answer: bytes,
+    tell: Callable[[], None],
+    caller: Caller,
+    even_unrecorded: bool = False,
+) -> None:
+    def failed(error: DSecError) -> None:
+        if even_unrecorded:
+            tell()
+        else:
+            caller.error(encode_error(_unrecorded(step, error)))
+
     step.end(
         state=state,
         answer=answer,
         stdout=[],
         stderr=[],
         then=tell,
-        failed=lambda error: caller.error(encode_error(_unrecorded(step, error))),
+        failed=failed,
     )
 
 
@@ -189,8 +209,10 @@ def _begin(
     caller: Caller,
     opaque: str = "",
     made: str = "",
+    instead: Callable[[OpenStep], Answerer] | None = None,
 ) -> OpenStep | Answerer:
-    """The step, new and open; or the answering end of a call that the log answers."""
+    """The step, new and open; or the answering end of a call that the log answers. `instead`: what answers a call
+    whose step runs already, where its outcome is lost."""
     edge.require_taking(request.method)
     tag = request.step
     if tag is not None:
@@ -209,18 +231,22 @@ def _begin(
     if isinstance(begun, Begun):
         return begun.entry
     if isinstance(begun, Joined):
-        return _join(edge, begun.entry, caller)
+        return _join(edge, begun.entry, caller, instead)
     if sandbox is not None:
         sandbox.touch(edge.clock.now(), edge.clock.monotonic())
     return play(edge.log, begun.step, caller, edge.spawn)
 
 
-def _join(edge: Edge, running: OpenStep, caller: Caller) -> Answerer:
+def _join(
+    edge: Edge, running: OpenStep, caller: Caller, instead: Callable[[OpenStep], Answerer] | None = None
+) -> Answerer:
     """Another call runs the step: its outcome is the answer to both."""
     end = _JoinedCall()
 
     def told(outcome: Outcome) -> None:
-        if isinstance(outcome, DSecError):
+        if instead is not None and isinstance(outcome, OutcomeUnknownError):
+            end.become(instead(running))
+        elif isinstance(outcome, DSecError):
             caller.error(encode_error(outcome))
         else:
             end.become(play(edge.log, outcome, caller, edge.spawn))
