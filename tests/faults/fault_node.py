@@ -76,9 +76,9 @@ class FaultNode(NodeProcess):
         super().__init__(directory)
         self._log = str(self.run_dir / "serve.log")
         self.starts = 0
-        self._zygote = subprocess.Popen(
-            [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        # the words are for who looks whose the control groups of this machine are
+        command = [sys.executable, str(ZYGOTE), "serve", "--state-dir", str(self.state_dir)]
+        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, fault: str = "") -> None:
         """Does not wait until it answers. `fault` is for this server, or for the next fork server that it starts."""
