@@ -102,6 +102,38 @@ async def test_a_successor_knows_the_epochs_and_blames_nobody_for_its_absence(tm
         assert [found.action for found in second.due()] == ["pause"]
 
 
+async def test_leases_that_nobody_holds_of_nothing_that_lives_are_forgotten_and_their_epochs_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.edge.leases.MAX_LEASES", 4)
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        leases = Leases(journal, clock, lambda: {("rollout", "lives")})
+
+        def take(name: str) -> int:
+            return leases.take(LeaseRequest("rollout", name, lease_s=10)).epoch
+
+        early = [take(name) for name in ("lives", "dead", "held", "released")]
+        with pytest.raises(ConflictError):
+            take("one too many")
+        leases.release(LeaseHolder("rollout", "released", early[3]))
+        take("instead of the released one")
+        clock.advance(11)
+        leases.renew(LeaseHolder("rollout", "held", early[2]))
+        take("instead of the dead one")
+        leases.fence("rollout", "lives", early[0])
+        leases.fence("rollout", "held", early[2])
+        clock.advance(5)
+        again = take("dead")
+        assert again > early[1]
+        with pytest.raises(LeaseLostError):
+            leases.fence("rollout", "dead", early[1])
+        leases = Leases(journal, clock, lambda: {("rollout", "lives")})
+        leases.load()
+        clock.advance(11)
+        assert take("another") > again
+
+
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         leases = Leases(journal, FakeClock())

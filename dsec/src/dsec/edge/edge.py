@@ -93,7 +93,7 @@ class Edge:
         self.held = Held()
         self._over: set[str] = set()
         self.rows = Rows(journal)
-        self.leases = Leases(journal, clock)
+        self.leases = Leases(journal, clock, self.registry.leased)
         self.recovery = Recovery(self)
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None

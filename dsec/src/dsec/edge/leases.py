@@ -1,13 +1,14 @@
 """Leases of rollouts, sandboxes and jobs: who holds them, and what is orphaned when nobody does.
 
-State is a table; `due` says what to do and does nothing itself. Times are of the monotonic clock: an edge that was down
-does not count its own absence against anybody.
+State is a table; `due` says what to do and does nothing itself. Epochs are drawn from one counter of the node: a lease
+that was forgotten and is taken again has a higher one than whoever had it before. Times are of the monotonic clock: an
+edge that was down does not count its own absence against anybody.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -26,12 +27,16 @@ SCHEMA = Schema(
             kind TEXT NOT NULL, name TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, name)
         ) WITHOUT ROWID""",
         ),
+        # an epoch at least as high as that of every lease that was forgotten
+        ("CREATE TABLE lease_epochs (one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL)",),
     ),
 )
 
 MIN_LEASE_S, MAX_LEASE_S = 1.0, 7 * 86_400.0
 MAX_LEASES = 100_000
-"""Kept at once; those that are over and hold nothing any more are forgotten first."""
+"""Kept at once; of more, those that nobody holds and that are of nothing that lives are forgotten."""
+
+Key = tuple[LeaseKind, str]
 
 
 class Lease(msgspec.Struct):
@@ -59,20 +64,29 @@ class Orphaned(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Lease).decode
 _SAVE = "INSERT OR REPLACE INTO leases (kind, name, record) VALUES (?, ?, ?)"
+_FORGET = "DELETE FROM leases WHERE kind = ? AND name = ?"
+_SAVE_HIGHEST = "INSERT OR REPLACE INTO lease_epochs VALUES (1, ?)"
 
 
 class Leases:
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Journal, clock: Clock, living: Callable[[], Set[Key]] = frozenset) -> None:
+        """`living`: of what there are sandboxes that live."""
         self._journal = journal
         self._clock = clock
-        self._leases: dict[tuple[LeaseKind, str], Lease] = {}
-        self._renewed: dict[tuple[LeaseKind, str], float] = {}
+        self._living = living
+        self._leases: dict[Key, Lease] = {}
+        self._renewed: dict[Key, float] = {}
+        self._highest = 0
+        """Of the epochs that were given."""
 
     def load(self) -> None:
         """What an earlier edge wrote down; each counts as renewed now."""
         now = self._clock.monotonic()
-        for (record,) in self._journal.query("SELECT record FROM leases", ()):
+        for (highest,) in self._journal.query("SELECT highest FROM lease_epochs"):
+            self._highest = highest
+        for (record,) in self._journal.query("SELECT record FROM leases"):
             lease = _decode(record)
+            self._highest = max(self._highest, lease.epoch)
             self._leases[lease.kind, lease.name] = lease
             self._renewed[lease.kind, lease.name] = now
 
@@ -95,7 +109,8 @@ class Leases:
                 f"cannot take {asked.kind} {asked.name!r} for job {asked.job!r}: it belongs to {lease.job!r}",
                 job=lease.job,
             )
-        lease.epoch += 1
+        self._highest += 1
+        lease.epoch = self._highest
         lease.lease_s = asked.lease_s
         lease.pause_after_s, lease.stop_after_s = asked.pause_after_s, asked.stop_after_s
         lease.held = True
@@ -183,12 +198,6 @@ class Leases:
             held=lease.held and left > 0,
         )
 
-    def forget(self, kind: LeaseKind, name: str) -> None:
-        """What it was of is gone, its log too."""
-        if self._leases.pop((kind, name), None) is not None:
-            del self._renewed[kind, name]
-            self._journal.submit("DELETE FROM leases WHERE kind = ? AND name = ?", (kind, name))
-
     def _own(self, asked: LeaseHolder) -> Lease:
         self.fence(asked.kind, asked.name, asked.epoch)
         lease = self._leases.get((asked.kind, asked.name))
@@ -204,11 +213,16 @@ class Leases:
         self._journal.submit(_SAVE, (lease.kind, lease.name, _encode(lease)))
 
     def _forget_some(self) -> None:
-        over = [key for key, lease in self._leases.items() if not lease.held or lease.done == "stopped"]
-        for kind, name in over[: MAX_LEASES // 10]:
-            self.forget(kind, name)
-        if len(self._leases) >= MAX_LEASES:
-            raise ConflictError(f"cannot take another lease: {MAX_LEASES} are held", limit=MAX_LEASES)
+        living = self._living()
+        over = [key for key in self._leases if key not in living and not self.holds(*key)]
+        over = sorted(over, key=self._renewed.__getitem__)[: max(1, MAX_LEASES // 10)]
+        if not over:
+            raise ConflictError(
+                f"cannot take another lease: {MAX_LEASES} are held, or of sandboxes that live", limit=MAX_LEASES
+            )
+        for key in over:
+            del self._leases[key], self._renewed[key]
+        self._journal.submit_all([(_SAVE_HIGHEST, (self._highest,)), *((_FORGET, key) for key in over)])
 
 
 def _check(asked: LeaseRequest) -> None:

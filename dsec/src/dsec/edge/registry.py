@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from libdsec.protocol.errors import ConflictError, SandboxNotFoundError
+from libdsec.protocol.jobs import LeaseKind
 from libdsec.protocol.spec import SandboxSpec
 
 from .sandbox import Sandbox
@@ -75,6 +76,17 @@ class Registry:
 
     def of_rollout(self, rollout: str) -> list[Sandbox]:
         return [sandbox for sandbox in self._live.values() if sandbox.spec.rollout == rollout]
+
+    def leased(self) -> set[tuple[LeaseKind, str]]:
+        """Of which leases there are sandboxes that live."""
+        found: set[tuple[LeaseKind, str]] = set()
+        for sandbox in self._live.values():
+            found.add(("sandbox", sandbox.id))
+            if sandbox.spec.rollout is not None:
+                found.add(("rollout", sandbox.spec.rollout))
+            if sandbox.job is not None:
+                found.add(("job", sandbox.job))
+        return found
 
     def live(self) -> Iterator[Sandbox]:
         return iter(list(self._live.values()))
