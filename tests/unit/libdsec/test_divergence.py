@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import msgspec
@@ -13,6 +14,7 @@ from libdsec.errors import (
     InvalidArgumentError,
     OutcomeUnknownError,
     ReplayDivergedError,
+    UnavailableError,
     UnsupportedOperationError,
 )
 from libdsec.protocol.exec import (
@@ -114,6 +116,37 @@ def test_an_unknown_outcome_is_the_callers_to_choose(with_fake, fake_log):
         assert log.asked() == [("exec", StepTag("main/1", 1, 2, again=True))]
         with pytest.raises(InvalidArgumentError, match="on_unknown"):
             await client.attach("r", on_unknown="skip")
+
+    with_fake(use)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_an_unknown_outcome_gives_one_more_run_and_no_third(with_fake, fake_log, key):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        created(log)
+        place = ("main/1", 1) if key is None else ("key:k", 1)
+        log.record(*place, "exec", command("a"))
+        refusals = [UnavailableError("cannot: it ends")]
+
+        @server.answers("exec")
+        async def _(call: FakeCall) -> ExecAnswer:
+            if refusals:
+                raise refusals.pop()
+            if call.step.again:
+                server.drop()
+                await asyncio.Event().wait()
+            raise OutcomeUnknownError("cannot tell how it ended")
+
+        sandbox = await (await attached(client, log, on_unknown="again")).run_container(ARGS)
+        with pytest.raises(UnavailableError):  # it surely did not run: the choice stands
+            await sandbox.run(["a"], key=key)
+        for _ in range(2 if key else 1):
+            with pytest.raises(OutcomeUnknownError):
+                await sandbox.run(["a"], key=key)
+        said = [step for _, step in log.asked("exec")]
+        assert [step.again for step in said] == [True, True, *[False] * (2 if key else 1)]
+        assert {(step.track, step.n) for step in said} == {place}
 
     with_fake(use)
 

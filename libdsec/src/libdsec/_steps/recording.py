@@ -20,7 +20,7 @@ from ..protocol.errors import (
     UnavailableError,
     UnsupportedOperationError,
 )
-from ..protocol.steps import CLI, CREATE, OTHER, LogReadRequest, Step, details, step_name
+from ..protocol.steps import CLI, CREATE, OTHER, LogReadRequest, Step, StepTag, details, step_name
 from .reading import in_words, pages, recorded_request, with_output
 
 OnUnknown = Literal["raise", "again"]
@@ -49,6 +49,10 @@ class Recording:
 
     def track(self, name: str) -> Numbered:
         return self._tracks.get(name, NOTHING)
+
+    def run_again(self, tag: StepTag) -> None:
+        """The step has run once more, or may have: what it is now the node alone knows."""
+        self._tracks[tag.track].pop(tag.n, None)
 
     def outcome(self, how: Codec, step: Step) -> Any:
         """The decoded RESULT of a step that has one.

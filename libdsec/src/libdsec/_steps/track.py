@@ -215,6 +215,25 @@ class Track:
                     self._numbers.give_back(begun.tag.n)
                 raise
         sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
+        if begun.tag.again:
+            return await self._send_again(begun, sending)
+        return await self._send(begun, sending)
+
+    async def _send_again(self, begun: Begun, sending: Sending) -> Answer:
+        """Of a step whose recorded outcome is unknown. The caller has chosen one more run: where nobody knows how that
+        ended either, only another choice gives it a third."""
+        sending.retold = begun.how.encode(begun.args, msgspec.structs.replace(begun.tag, again=False))
+        surely_not = False
+        try:
+            return await self._send(begun, sending)
+        except DSecError as error:
+            surely_not = error.retry != "never"
+            raise
+        finally:
+            if sending.sent and not surely_not:
+                self.recording.run_again(begun.tag)
+
+    async def _send(self, begun: Begun, sending: Sending) -> Answer:
         if not self._ordered(begun):
             return await self.channel.send(sending)
         return await self._send_numbered(begun, sending)

@@ -66,6 +66,8 @@ class Sending:
     n: int = 0
     sent: bool = False
     """Whether it may have come to the server."""
+    retold: bytes = b""
+    """What is said instead of `payload` once that may have come there, where that is to be said once alone."""
 
 
 class Channel:
@@ -186,6 +188,7 @@ class Channel:
                     call.order.lost(call.n)
                 if isinstance(error, OutcomeUnknownError):
                     outage.unknown = error
+                    call.payload = call.retold or call.payload
                 call.sent = outage.unknown is not None
                 if self.clock.time() - connection.made_at >= STABLE_S:
                     outage.restart()
