@@ -134,6 +134,27 @@ async def test_leases_that_nobody_holds_of_nothing_that_lives_are_forgotten_and_
         assert take("another") > again
 
 
+async def test_rollouts_and_jobs_are_listed_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as journal:
+        clock = FakeClock()
+        leases = Leases(journal, clock)
+        for name, job in (("b", "y"), ("c", None), ("a", "y"), ("d", "x")):
+            leases.take(LeaseRequest("rollout", name, job=job, lease_s=10))
+        leases.take(LeaseRequest("job", "x"))
+        for known in (leases, Leases(journal, clock)):
+            if known is not leases:
+                known.load()
+            assert [lease.name for lease in known.rollouts()] == ["a", "b", "c", "d"]
+            assert [lease.name for lease in known.rollouts("a", "y")] == ["b"]
+            assert (list(known.jobs()), list(known.jobs("x"))) == (["x", "y"], ["y"])
+            assert (known.count("y"), known.count("z")) == (2, 0)
+        monkeypatch.setattr("dsec.edge.leases.MAX_LEASES", 5)
+        clock.advance(11)
+        leases.take(LeaseRequest("rollout", "e"))
+        assert [lease.name for lease in leases.rollouts()] == ["a", "c", "d", "e"]
+        assert leases.count("y") == 1
+
+
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         leases = Leases(journal, FakeClock())

@@ -8,7 +8,7 @@ edge that was down does not count its own absence against anybody.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from libdsec.protocol.errors import ConflictError, InvalidArgumentError, LeaseLo
 from libdsec.protocol.jobs import LeaseHolder, LeaseInfo, LeaseKind, LeaseRequest
 
 from .clock import Clock
+from .names import Names
 
 SCHEMA = Schema(
     "leases",
@@ -78,6 +79,9 @@ class Leases:
         self._renewed: dict[Key, float] = {}
         self._highest = 0
         """Of the epochs that were given."""
+        self._rollouts, self._jobs = Names(), Names()
+        self._of_job: dict[str, Names] = {}
+        """Job → its rollouts."""
 
     def load(self) -> None:
         """What an earlier edge wrote down; each counts as renewed now."""
@@ -89,6 +93,7 @@ class Leases:
             self._highest = max(self._highest, lease.epoch)
             self._leases[lease.kind, lease.name] = lease
             self._renewed[lease.kind, lease.name] = now
+        self._index(self._leases.values())
 
     def take(self, asked: LeaseRequest) -> Lease:
         """The lease under a new epoch; whoever held it is fenced off.
@@ -104,6 +109,7 @@ class Leases:
                 self._forget_some()
             lease = Lease(asked.kind, asked.name, self._clock.now(), job=asked.job, labels=asked.labels)
             self._leases[key] = lease
+            self._index([lease])
         elif asked.job is not None and asked.job != lease.job:
             raise ConflictError(
                 f"cannot take {asked.kind} {asked.name!r} for job {asked.job!r}: it belongs to {lease.job!r}",
@@ -163,8 +169,18 @@ class Leases:
         lease = self._leases.get(("rollout", rollout))
         return None if lease is None else lease.job
 
-    def rollouts(self) -> Iterator[Lease]:
-        return (lease for (kind, _), lease in sorted(self._leases.items()) if kind == "rollout")
+    def rollouts(self, after: str | None = None, job: str | None = None) -> Iterator[Lease]:
+        """Those of a job or of all, in the order of names, from behind a name on."""
+        names = self._rollouts if job is None else self._of_job.get(job, Names())
+        return (self._leases["rollout", name] for name in names.after(after))
+
+    def jobs(self, after: str | None = None) -> Iterator[str]:
+        """Every job of a rollout, in order."""
+        return self._jobs.after(after)
+
+    def count(self, job: str) -> int:
+        """How many rollouts it has."""
+        return len(self._of_job.get(job, ()))
 
     def due(self) -> list[Orphaned]:
         """What has been orphaned long enough, each named once."""
@@ -205,6 +221,18 @@ class Leases:
             raise NotFoundError(f"cannot renew {asked.kind} {asked.name[:140]!r}: nobody has taken such a lease")
         return lease
 
+    def _index(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            if lease.kind != "rollout":
+                continue
+            self._rollouts.add(lease.name)
+            if lease.job is None:
+                continue
+            if lease.job not in self._of_job:
+                self._of_job[lease.job] = Names()
+                self._jobs.add(lease.job)
+            self._of_job[lease.job].add(lease.name)
+
     def _renew(self, lease: Lease) -> None:
         self._renewed[lease.kind, lease.name] = self._clock.monotonic()
         lease.done = ""
@@ -222,6 +250,8 @@ class Leases:
             )
         for key in over:
             del self._leases[key], self._renewed[key]
+        self._rollouts, self._jobs, self._of_job = Names(), Names(), {}
+        self._index(self._leases.values())
         self._journal.submit_all([(_SAVE_HIGHEST, (self._highest,)), *((_FORGET, key) for key in over)])
 
 

@@ -51,13 +51,9 @@ def release(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 def list_rollouts(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, RolloutListRequest)
-    chosen = (
-        lease
-        for lease in edge.leases.rollouts()
-        if (asked.job is None or lease.job == asked.job) and (asked.after is None or lease.name > asked.after)
-    )
     entries, following = fill_page(
-        (lease.name, edge.leases.info(lease, edge.log.count(lease.name))) for lease in chosen
+        (lease.name, edge.leases.info(lease, edge.log.count(lease.name)))
+        for lease in edge.leases.rollouts(asked.after, asked.job)
     )
     caller.result(encode({"rollouts": entries, "next": following}))
     return ANSWERED
