@@ -9,8 +9,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from ._steps.recording import Recording
-from ._transport.codec import Codec, codec
+from ._steps.track import Begun, Track
+from ._transport.codec import codec
 from ._transport.streaming import Streaming
 from .protocol.errors import ClientClosedError, WireError
 from .protocol.files import FileAnswer
@@ -88,14 +88,14 @@ class Upload(_Moving):
 class _Replayed:
     """As `_Moving`, of a recorded step: nothing is sent."""
 
-    def __init__(self, recording: Recording, how: Codec, step: Step) -> None:
-        self._recording = recording
-        self._how = how
+    def __init__(self, track: Track, begun: Begun, step: Step) -> None:
+        self._track = track
+        self._begun = begun
         self._step = step
 
     async def answer(self) -> FileAnswer:
         """How it ended. :raises DSecError: badly."""
-        answer: FileAnswer = self._recording.outcome(self._how, self._step)
+        answer: FileAnswer = self._track.recording.outcome(self._begun.how, self._step)
         return answer
 
     async def __aenter__(self) -> Self:
@@ -108,19 +108,24 @@ class _Replayed:
 
 
 class ReplayedDownload(_Replayed):
-    """What a sandbox sent."""
+    """What a sandbox sent. When that cannot be read, the calls `before` it that belong to it may be said again too."""
+
+    def __init__(self, track: Track, begun: Begun, step: Step, before: tuple[Begun, ...] = ()) -> None:
+        super().__init__(track, begun, step)
+        self._before = before
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._step.state == "result" and not self._step.opaque:
-            async for piece in self._recording.pieces(self._step):
-                yield piece
+            with self._track.reading(*self._before, self._begun):
+                data = await self._track.recording.output(self._step)
+            yield data
 
 
 class ReplayedUpload(_Replayed):
     """What a sandbox would get, held against what it got."""
 
-    def __init__(self, recording: Recording, how: Codec, step: Step) -> None:
-        super().__init__(recording, how, step)
+    def __init__(self, track: Track, begun: Begun, step: Step) -> None:
+        super().__init__(track, begun, step)
         self._seen = hashlib.sha256()
 
     async def send(self, data: bytes) -> bool:
@@ -130,5 +135,5 @@ class ReplayedUpload(_Replayed):
 
     async def end(self) -> FileAnswer:
         """That was all. :raises ReplayDivergedError: it is not what was sent."""
-        self._recording.check_input(self._step, self._seen.digest())
+        self._track.recording.check_input(self._step, self._seen.digest())
         return await self.answer()

@@ -12,7 +12,7 @@ import msgspec
 from ._archive import ZEROS, Transfer, pack, unpack
 from ._moving import Download, Progress, ReplayedDownload, ReplayedUpload, Upload
 from ._pipe import ThreadPipe
-from ._steps.track import Track
+from ._steps.track import Begun, Track
 from .protocol.errors import FileOperationError, QuotaExceededError, WireError
 from .protocol.files import FileExtractRequest, FileReadRequest, FileRequest, FileWriteRequest
 from .protocol.frames import STDOUT
@@ -59,20 +59,26 @@ class Transfers:
             await upload.end()
             return transfer
 
-    async def download_file(self, path: str, target: str, mode: int, limit: int, progress: Progress | None) -> Transfer:
+    async def download_file(
+        self, looked: Begun, path: str, target: str, mode: int, limit: int, progress: Progress | None
+    ) -> Transfer:
+        """`looked` was asked before, what there is."""
         request = FileReadRequest(self._sandbox, path, self._user)
-        return await self._save("file.read", request, target, mode & 0o755 | 0o600, limit, progress)
+        return await self._save("file.read", request, target, mode & 0o755 | 0o600, limit, progress, looked)
 
     async def archive(self, path: str, target: str, limit: int, progress: Progress | None) -> Transfer:
         request = FileRequest(self._sandbox, path, self._user)
         return await self._save("file.archive", request, target, 0o644, limit, progress)
 
-    async def download_directory(self, path: str, target: str, limit: int, progress: Progress | None) -> Transfer:
+    async def download_directory(
+        self, looked: Begun, path: str, target: str, limit: int, progress: Progress | None
+    ) -> Transfer:
+        """`looked` was asked before, what there is."""
         await asyncio.to_thread(_make_directory, target)
         request = FileRequest(self._sandbox, path, self._user)
         work = partial(unpack, directory=target, max_bytes=limit)
         pipe: ThreadPipe[Transfer] = ThreadPipe(work, loop_writes=True)
-        async with await self._download("file.archive", request) as download:
+        async with await self._download("file.archive", request, looked) as download:
 
             async def pump(pipe: ThreadPipe[Transfer]) -> None:
                 received = 0
@@ -86,9 +92,16 @@ class Transfers:
             return await pipe.run(pump)
 
     async def _save(
-        self, method: str, request: msgspec.Struct, target: str, mode: int, limit: int, progress: Progress | None
+        self,
+        method: str,
+        request: msgspec.Struct,
+        target: str,
+        mode: int,
+        limit: int,
+        progress: Progress | None,
+        *before: Begun,
     ) -> Transfer:
-        async with await self._download(method, request) as download:
+        async with await self._download(method, request, *before) as download:
             # not in a thread: one that a cancel leaves behind would make the file, and nobody would know of it
             saving = _Saving(target, mode)
             try:
@@ -116,13 +129,13 @@ class Transfers:
     async def _upload(self, method: str, request: msgspec.Struct, progress: Progress | None) -> Upload | ReplayedUpload:
         begun = await self._track.begin(method, request)
         if begun.step is not None:
-            return ReplayedUpload(self._track.recording, begun.how, begun.step)
+            return ReplayedUpload(self._track, begun, begun.step)
         return Upload(await self._track.start(begun, ()), progress)
 
-    async def _download(self, method: str, request: msgspec.Struct) -> Download | ReplayedDownload:
+    async def _download(self, method: str, request: msgspec.Struct, *before: Begun) -> Download | ReplayedDownload:
         begun = await self._track.begin(method, request)
         if begun.step is not None:
-            return ReplayedDownload(self._track.recording, begun.how, begun.step)
+            return ReplayedDownload(self._track, begun, begun.step, before)
         return Download(await self._track.start(begun, (STDOUT,)))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ._archive import Transfer
 from ._arrays import arrays
 from ._moving import PROGRESS_TIMEOUT_S, Progress, decoded
-from ._steps.track import Track
+from ._steps.track import Begun, Track
 from ._transfers import Transfers
 from ._transport.streaming import Streaming
 from .protocol.errors import ClientClosedError, InvalidArgumentError, PathNotFoundError, WireError
@@ -119,11 +119,8 @@ class Files:
 
     async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
         """What is at a path. A symlink itself, or with `follow` what it points to."""
-        request = FileRequest(self._sandbox, path, self._user, follow=follow)
-        answer = await self._call("file.stat", request, repeatable=True)
-        if answer.info is None:
-            raise WireError("cannot read the answer of file.stat: it has no entry")
-        return answer.info
+        _, info = await self._look(path, follow)
+        return info
 
     async def exists(self, path: str) -> bool:
         """Whether anything is at a path, be it a symlink that points nowhere."""
@@ -192,15 +189,15 @@ class Files:
         :raises QuotaExceededError: more than `limit` bytes of contents.
         :raises InvalidArgumentError: a device, pipe or socket.
         """
-        info = await self.stat(path, follow=True)
+        looked, info = await self._look(path, True)
         if info.type == "directory":
-            return await self._transfers.download_directory(path, os.fspath(local), limit, progress)
+            return await self._transfers.download_directory(looked, path, os.fspath(local), limit, progress)
         if info.type != "file":
             # a device has no end, and a name that an agent made a link to one would fill our disk
             raise InvalidArgumentError(
                 f"cannot download {path!r}: it is neither a file nor a directory, but of type {info.type}", field="path"
             )
-        return await self._transfers.download_file(path, os.fspath(local), info.mode, limit, progress)
+        return await self._transfers.download_file(looked, path, os.fspath(local), info.mode, limit, progress)
 
     async def archive(
         self,
@@ -232,12 +229,16 @@ class Files:
         size: int = answer.value.size
         return size
 
-    async def _call(
-        self, method: str, request: msgspec.Struct, repeatable: bool = False, key: str | None = None
-    ) -> FileAnswer:
-        answer: FileAnswer = await self._track.call(
-            method, request, timeout=PROGRESS_TIMEOUT_S, repeatable=repeatable, key=key
-        )
+    async def _look(self, path: str, follow: bool) -> tuple[Begun, FileInfo]:
+        request = FileRequest(self._sandbox, path, self._user, follow=follow)
+        begun = await self._track.begin("file.stat", request)
+        answer: FileAnswer = (await self._track.end(begun, PROGRESS_TIMEOUT_S, repeatable=True)).value
+        if answer.info is None:
+            raise WireError("cannot read the answer of file.stat: it has no entry")
+        return begun, answer.info
+
+    async def _call(self, method: str, request: msgspec.Struct, key: str | None = None) -> FileAnswer:
+        answer: FileAnswer = await self._track.call(method, request, timeout=PROGRESS_TIMEOUT_S, key=key)
         return answer
 
 

@@ -91,6 +91,34 @@ def test_a_call_whose_recorded_output_cannot_be_read_may_be_said_again(with_fake
     with_fake(use)
 
 
+def test_a_download_whose_recorded_bytes_cannot_be_read_may_be_said_again(with_fake, fake_log, tmp_path):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        log = fake_log(server)
+        created(log)
+        content, there = os.urandom(10_000), FileAnswer(info=ENTRY)
+        log.record("main/1", 1, "file.archive", FileRequest(ID, "d"), FileAnswer(10_000, 7), content)
+        log.record("main/1", 2, "file.stat", FileRequest(ID, "f", follow=True), there)
+        log.record("main/1", 3, "file.read", FileReadRequest(ID, "f"), FileAnswer(10_000), content)
+        ran(log, "main/1", 4, "a")
+        sandbox = await (await attached(client, log)).run_container(ARGS)
+        for move in (sandbox.files.archive, sandbox.files.download):
+            path = "d" if move == sandbox.files.archive else "f"
+
+            @server.answers("log.output")
+            async def _(call: FakeCall) -> Empty:
+                raise UnavailableError("cannot tell")
+
+            with pytest.raises(UnavailableError):
+                await move(path, tmp_path / path)
+            server.answers("log.output")(log._output)
+            await move(path, tmp_path / path)
+            assert (tmp_path / path).read_bytes() == content
+        assert (await sandbox.run(["a"])).replayed
+        assert log.asked() == []
+
+    with_fake(use)
+
+
 def test_tracks_sessions_and_keys_are_met_again(with_fake, fake_log):
     async def use(server: FakeServer, client: DSecClient) -> None:
         log = fake_log(server)

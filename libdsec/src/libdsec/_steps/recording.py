@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, TypeAlias
 
@@ -81,9 +81,9 @@ class Recording:
         data = out.data or b""
         return Answer(value, data, err.data or b"", (data,), True)
 
-    async def pieces(self, step: Step) -> AsyncIterator[bytes]:
-        """What the call gave on stream 2."""
-        yield (await self._whole(step)).stdout.data or b""
+    async def output(self, step: Step) -> bytes:
+        """What the call gave on stream 2. :raises UnavailableError: it cannot be read now."""
+        return (await self._whole(step)).stdout.data or b""
 
     async def _whole(self, step: Step) -> Step:
         """The step with its output.

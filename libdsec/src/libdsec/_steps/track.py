@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +110,7 @@ class Track:
     ) -> tuple[Any, Track]:
         """As `call`, of what makes something whose steps have a track of their own; with that track."""
         begun = await self.begin(method, args, key)
-        answer = await self._end(begun, timeout, False, None, 0, False)
+        answer = await self.end(begun, timeout)
         return answer.value, self.of(begun.tag)
 
     async def collect(
@@ -130,7 +132,7 @@ class Track:
         :raises UnsupportedOperationError: the recorded step cannot be replayed.
         :raises LeaseLostError: somebody else holds the log now.
         """
-        return await self._end(await self.begin(method, args, key), timeout, extend, stdin, bound, repeatable)
+        return await self.end(await self.begin(method, args, key), timeout, extend, stdin, bound, repeatable)
 
     async def stream(self, method: str, args: msgspec.Struct, streams: tuple[int, ...]) -> Streaming:
         """A call with data under way both ways, which cannot be replayed.
@@ -203,21 +205,35 @@ class Track:
         self._use(tag)
         return Begun(how, tag, args, b"", step)
 
-    async def _end(
-        self, begun: Begun, timeout: float | None, extend: bool, stdin: bytes | None, bound: int, repeatable: bool
+    async def end(
+        self,
+        begun: Begun,
+        timeout: float | None,
+        extend: bool = False,
+        stdin: bytes | None = None,
+        bound: int = 0,
+        repeatable: bool = False,
     ) -> Answer:
+        """The answer of a call that has its place. As `collect`."""
         if begun.step is not None:
-            try:
+            with self.reading(begun):
                 return await self.recording.answer(begun.how, begun.step, stdin)
-            except UnavailableError:
-                # no recorded outcome is one: its output could not be read, and the call may be said again
-                if self._ordered(begun):
-                    self._numbers.give_back(begun.tag.n)
-                raise
         sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
         if begun.tag.again:
             return await self._send_again(begun, sending)
         return await self._send(begun, sending)
+
+    @contextmanager
+    def reading(self, *begun: Begun) -> Iterator[None]:
+        """Around the reading of recorded outputs. No recorded outcome is an `UnavailableError`: one could not be read,
+        and what was `begun` may be said again."""
+        try:
+            yield
+        except UnavailableError:
+            for one in begun:
+                if one.step is not None and self._ordered(one):
+                    self._numbers.give_back(one.tag.n)
+            raise
 
     async def _send_again(self, begun: Begun, sending: Sending) -> Answer:
         """Of a step whose recorded outcome is unknown. The caller has chosen one more run: where nobody knows how that
