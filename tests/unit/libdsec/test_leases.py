@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import libdsec.sync
-from libdsec import DSecClient, DSecContainerRunArgs
+from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -124,6 +124,34 @@ def test_a_refused_call_ends_the_lease_at_once(with_fake, fake_log):
             with pytest.raises(LeaseLostError):
                 await sandbox.run(["a"])
         assert len(log.asked()) == 1
+
+    with_fake(use)
+
+
+def test_a_refused_stream_ends_the_lease_at_once(with_fake, fake_log, tmp_path):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+
+        async def refuse(call: FakeCall) -> ExecAnswer:
+            raise LeaseLostError("cannot go on: somebody else does", epoch=1, held=2)
+
+        for method in ("exec", "file.write"):
+            server.answers(method)(refuse)
+        (tmp_path / "f").write_bytes(b"x")
+
+        async def stream(sandbox: Sandbox) -> None:
+            await (await sandbox.exec_stream(["a"])).wait()
+
+        async def upload(sandbox: Sandbox) -> None:
+            await sandbox.files.upload(tmp_path / "f", "f")
+
+        for refused in (stream, upload):
+            rollout = await client.attach(ID)
+            with pytest.raises(LeaseLostError):
+                await refused(rollout.sandbox)
+            with pytest.raises(LeaseLostError, match="cannot go on with sandbox"):
+                rollout._lease.check()
+            await rollout.close()
 
     with_fake(use)
 

@@ -190,7 +190,10 @@ def test_what_surely_did_not_run_gives_its_number_back(with_fake):
         for kind in (CapacityError, UnavailableError, InvalidArgumentError):
             with pytest.raises(kind):
                 await sandbox.run(["true"])
+        refusals.append(CapacityError("cannot: full"))
+        with pytest.raises(CapacityError):
+            await (await sandbox.exec_stream(["true"])).wait()
         await sandbox.run(["true"])
-        assert tags(server)[1:] == [("main", 1), ("main", 1), ("main", 1), ("main", 2)]
+        assert tags(server)[1:] == [("main", n) for n in (1, 1, 1, 2, 2)]
 
     with_fake(use)

@@ -152,7 +152,9 @@ class Track:
             return await self.channel.start(begun.how, begun.payload, streams)
         self._numbers.begin(n)
         try:
-            return await self.channel.start(begun.how, begun.payload, streams, self._numbers, n)
+            return await self.channel.start(
+                begun.how, begun.payload, streams, self._numbers, n, lambda error: self._failed(begun, error)
+            )
         except BaseException:  # nothing was sent
             self._numbers.give_back(n)
             raise
@@ -265,14 +267,18 @@ class Track:
                 numbers.give_back(begun.tag.n)
             raise
         except DSecError as error:
-            # it surely did not run, and is no step: the next call has its number
-            if error.retry != "never" or _known(error, begun.tag) is not None:
-                numbers.give_back(begun.tag.n)
-            if isinstance(error, LeaseLostError) and self.scope.lease is not None:
-                self.scope.lease.lose(error)
+            self._failed(begun, error)
             raise
         finally:
             numbers.end(begun.tag.n)
+
+    def _failed(self, begun: Begun, error: DSecError) -> None:
+        """A call that has a number of this track has ended so."""
+        if error.retry != "never" or _known(error, begun.tag) is not None:
+            # it surely did not run, and is no step: the next call has its number
+            self._numbers.give_back(begun.tag.n)
+        if isinstance(error, LeaseLostError) and self.scope.lease is not None:
+            self.scope.lease.lose(error)
 
     async def _send_in_order(self, begun: Begun, sending: Sending) -> Answer:
         outage: Outage | None = None

@@ -8,6 +8,7 @@ the server's command log then gives its recorded outcome, or joins it while it r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -201,16 +202,22 @@ class Channel:
         return await self.start(codec(method), codec(method).encode(args, step), streams)
 
     async def start(
-        self, how: Codec, payload: bytes, streams: tuple[int, ...], order: Order | None = None, n: int = 0
+        self,
+        how: Codec,
+        payload: bytes,
+        streams: tuple[int, ...],
+        order: Order | None = None,
+        n: int = 0,
+        on_error: Callable[[DSecError], None] | None = None,
     ) -> Streaming:
-        """As `stream`, of what was encoded."""
+        """As `stream`, of what was encoded. `on_error` is told how it ends, where it ends badly."""
         outage = self.outage()
         while True:
             connection = await self._connected(outage)
             if order is not None and order.blocked(n):
                 await order.turn(n)
                 continue
-            exchange = Streaming(connection, how.name, streams)
+            exchange = Streaming(connection, how.name, streams, on_error)
             try:
                 connection.start(exchange, payload)
                 return exchange

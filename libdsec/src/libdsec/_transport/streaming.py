@@ -64,10 +64,17 @@ class Incoming:
 class Streaming(Exchange):
     """A call with data both ways. Waiters wait for a condition; whatever happens wakes them to look again."""
 
-    __slots__ = ("_waiters", "error", "incoming", "payload", "stdin")
+    __slots__ = ("_on_error", "_waiters", "error", "incoming", "payload", "stdin")
 
-    def __init__(self, connection: Connection, method: str, streams: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        method: str,
+        streams: tuple[int, ...],
+        on_error: Callable[[DSecError], None] | None = None,
+    ) -> None:
         super().__init__(connection, method)
+        self._on_error = on_error
         self.incoming = {stream: Incoming(self, stream) for stream in streams}
         self.stdin = Outgoing(self._send_stdin)
         self.payload: bytes | None = None
@@ -150,6 +157,8 @@ class Streaming(Exchange):
 
     def on_error(self, error: DSecError) -> None:
         self.error = error
+        if self._on_error is not None:
+            self._on_error(error)
         self._finish()
 
     def _finish(self) -> None:
