@@ -21,6 +21,9 @@ from libdsec.errors import UnavailableError
 from libdsec.protocol.calls import SandboxRequest
 from libdsec.protocol.spec import SandboxInfo
 
+CONNECTIONS = 4
+"""To the journal's file, at most: one that writes, two that read in threads, one that reads on the loop."""
+
 SETTLE_S = 10.0
 """For what goes in the background."""
 
@@ -140,12 +143,26 @@ def _left(node: FaultNode) -> Iterator[str]:
         yield f"fork servers: {node.fork_servers()}"
 
 
-def descriptors(node: FaultNode) -> dict[str, int]:
-    """By kinds, of the server: what it must not have more of after a seed than before."""
+def descriptors(node: FaultNode) -> Counter[str]:
+    """What the server has open, by kinds."""
     assert node.process is not None
     kinds: Counter[str] = Counter()
     for link in os.listdir(f"/proc/{node.process.pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(f"/proc/{node.process.pid}/fd/{link}")
-            kinds[target.partition("[")[0] if "[" in target else target] += 1
-    return dict(kinds)
+            kinds[os.readlink(f"/proc/{node.process.pid}/fd/{link}").partition("[")[0]] += 1
+    return kinds
+
+
+async def no_more_descriptors(node: FaultNode, before: Counter[str]) -> list[str]:
+    """Of a server that has lived through the seed."""
+    # what it opens once: layers for a new fork server, and its input; connections to the journal, when first needed
+    journal = f"{node.state_dir}/edge.db"
+    may_come = Counter(
+        {"/": 1, "/dev/null": 1} | {name: max(0, CONNECTIONS - before[name]) for name in (journal, f"{journal}-wal")}
+    )
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        more = descriptors(node) - before - may_come
+        if not more or time.monotonic() > deadline:
+            return [f"the server has more descriptors than before: {dict(more)}"] if more else []
+        await asyncio.sleep(0.01)

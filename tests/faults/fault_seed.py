@@ -88,6 +88,7 @@ class Seed:
             node.start(self._fault)
         await node.serving()
         self._server = node.process.pid if node.process else 0
+        self._descriptors = checks.descriptors(node)
         self._fork_server = node.fork_server()
 
     @contextlib.asynccontextmanager
@@ -257,6 +258,8 @@ class Seed:
         finally:
             await client.close()
         self.wrong += await checks.nothing_left(node)
+        if node.process is not None and node.process.pid == self._server:
+            self.wrong += await checks.no_more_descriptors(node, self._descriptors)
         counted, running = checks.log_counts(node, self._name)
         if running:
             self.wrong.append(f"{running} steps are said to run in the log")
