@@ -15,6 +15,7 @@ from dsec.testing.fake_driver import FakeDriver, FakeInstance, Machine
 from dsec.testing.fake_node import fake_node
 from dsec.testing.wire_client import WireClient
 from libdsec.protocol.errors import (
+    ConflictError,
     DeadlineExceededError,
     LeaseLostError,
     OutcomeUnknownError,
@@ -240,6 +241,13 @@ async def test_the_earlier_holder_of_a_rollout_is_fenced(run_dir: str) -> None:
         assert again == made
         assert made["job"] == "j"
         assert (await client.run(made["id"], "true"))[0]["exit_code"] == 0  # what the edge numbers is anybody's
+
+
+async def test_a_sandbox_of_a_rollout_has_no_lease_of_its_own(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        name = await create(client, rollout="r-1")
+        with pytest.raises(ConflictError, match="'r-1'"):
+            await client.call("lease.take", kind="sandbox", name=name)
 
 
 async def test_a_create_said_again_after_a_crash_makes_one_sandbox(run_dir: str) -> None:

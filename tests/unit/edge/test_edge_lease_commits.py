@@ -33,9 +33,10 @@ class Told:
         self.answers.append(msgspec.msgpack.decode(payload)["code"])
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("kind", ["rollout", "job"])
-async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind: Any) -> None:
-    """The scope is in the file and not in memory: it is read while the lease is on its way there."""
+async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind: Any, alone: bool) -> None:
+    """The scope is in the file and not in memory. `alone`: what else is in its commit is written."""
     clock, loop = FakeClock(), asyncio.get_running_loop()
     journal = Journal(f"{tmp_path}/edge.db", loop, (commandlog.SCHEMA, leases.SCHEMA))
     CommandLog(journal, f"{tmp_path}/logs", clock).open_scope("r", "rollout")
@@ -46,14 +47,13 @@ async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind:
         log=log,
         leases=Leases(journal, clock),
         require_taking=lambda method: None,
-        after_commit=lambda then, failed: journal.submit_all((), then, failed),
     )
     apply = journal._apply
 
     def full(units: Any) -> None:
-        if any(unit.statements for unit in units):
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        if any("leases" in sql for unit in units for sql, _ in unit.statements):
+            error = sqlite3.OperationalError("refused")
+            error.sqlite_errorcode = sqlite3.SQLITE_CONSTRAINT if alone else sqlite3.SQLITE_FULL
             raise error
         apply(units)
 
@@ -62,6 +62,6 @@ async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind:
     asked = msgspec.Raw(msgspec.msgpack.encode(LeaseRequest(kind, "r")))
     verbs.take(edge, Request("lease.take", asked, "root", None), told)
     journal.flush_now()
-    assert told.answers == ["capacity"]
+    assert told.answers == ["internal" if alone else "capacity"]
     journal._apply = apply  # type: ignore[method-assign]
     await journal.close()

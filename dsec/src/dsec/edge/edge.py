@@ -12,7 +12,7 @@ from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
 from dsec.commandlog import CommandLog, Held
 from dsec.drivers.base import Driver
 from dsec.journal import Journal
-from libdsec.protocol.errors import DSecError, UnavailableError, UnsupportedOperationError
+from libdsec.protocol.errors import UnavailableError, UnsupportedOperationError
 from libdsec.protocol.nodes import DoctorReport, NodeStatus
 
 from . import bulk, ending
@@ -194,10 +194,6 @@ class Edge:
         done, then, failed = outcome_of_commit()
         self.rows.save(sandbox, self.clock.now(), then, failed)
         await done
-
-    def after_commit(self, then: Callable[[], None], failed: Callable[[DSecError], None]) -> None:
-        """Call `then` when everything that was submitted to the journal so far is in it."""
-        self.journal.submit_all((), then, failed)
 
     def end_scopes(self) -> None:
         """Command logs whose sandboxes have all ended are kept for their time, and end now."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from dsec.journal import Journal, Schema
-from libdsec.protocol.errors import ConflictError, InvalidArgumentError, LeaseLostError, NotFoundError
+from libdsec.protocol.errors import ConflictError, DSecError, InvalidArgumentError, LeaseLostError, NotFoundError
 from libdsec.protocol.jobs import LeaseHolder, LeaseInfo, LeaseKind, LeaseRequest
 
 from .clock import Clock
@@ -38,6 +38,8 @@ MAX_LEASES = 100_000
 """Kept at once; of more, those that nobody holds and that are of nothing that lives are forgotten."""
 
 Key = tuple[LeaseKind, str]
+Then = Callable[[LeaseInfo], None]
+Failed = Callable[[DSecError], None]
 
 
 class Lease(msgspec.Struct):
@@ -95,8 +97,9 @@ class Leases:
             self._renewed[lease.kind, lease.name] = now
         self._index(self._leases.values())
 
-    def take(self, asked: LeaseRequest) -> Lease:
-        """The lease under a new epoch; whoever held it is fenced off.
+    def take(self, asked: LeaseRequest, then: Then | None = None, failed: Failed | None = None) -> Lease:
+        """The lease under a new epoch; whoever held it is fenced off. `then` is called with it when it is written
+        down, or `failed`.
 
         :raises InvalidArgumentError: a time that cannot be.
         :raises ConflictError: a known rollout of another job.
@@ -121,28 +124,32 @@ class Leases:
         lease.pause_after_s, lease.stop_after_s = asked.pause_after_s, asked.stop_after_s
         lease.held = True
         self._renew(lease)
-        self._save(lease)
+        self._save(lease, then, failed)
         return lease
 
-    def renew(self, asked: LeaseHolder) -> Lease:
-        """:raises LeaseLostError: somebody took it since.
+    def renew(self, asked: LeaseHolder, then: Then | None = None, failed: Failed | None = None) -> Lease:
+        """As `take`; where there is nothing to write, `then` is called at once.
+
+        :raises LeaseLostError: somebody took it since.
         :raises NotFoundError: there is no such lease."""
         lease = self._own(asked)
         changed = not lease.held or lease.done != ""
         lease.held = True
         self._renew(lease)
         if changed:
-            self._save(lease)
+            self._save(lease, then, failed)
+        elif then is not None:
+            then(self.info(lease))
         return lease
 
-    def release(self, asked: LeaseHolder) -> None:
-        """The holder is done: nothing is orphaned.
+    def release(self, asked: LeaseHolder, then: Then | None = None, failed: Failed | None = None) -> None:
+        """The holder is done: nothing is orphaned. `then` and `failed` as for `take`.
 
         :raises LeaseLostError: somebody took it since.
         :raises NotFoundError: there is no such lease."""
         lease = self._own(asked)
         lease.held = False
-        self._save(lease)
+        self._save(lease, then, failed)
 
     def fence(self, kind: LeaseKind, name: str, epoch: int) -> None:
         """:raises LeaseLostError: the caller's epoch is not the current one."""
@@ -201,7 +208,7 @@ class Leases:
             self._save(lease)
         return found
 
-    def info(self, lease: Lease, steps: int) -> LeaseInfo:
+    def info(self, lease: Lease, steps: int = 0) -> LeaseInfo:
         left = lease.lease_s - (self._clock.monotonic() - self._renewed[lease.kind, lease.name])
         return LeaseInfo(
             kind=lease.kind,
@@ -237,8 +244,13 @@ class Leases:
         self._renewed[lease.kind, lease.name] = self._clock.monotonic()
         lease.done = ""
 
-    def _save(self, lease: Lease) -> None:
-        self._journal.submit(_SAVE, (lease.kind, lease.name, _encode(lease)))
+    def _save(self, lease: Lease, then: Then | None = None, failed: Failed | None = None) -> None:
+        row = (lease.kind, lease.name, _encode(lease))
+        if then is None:
+            self._journal.submit(_SAVE, row, None, failed)
+            return
+        info, told = self.info(lease), then
+        self._journal.submit(_SAVE, row, lambda: told(info), failed)
 
     def _forget_some(self) -> None:
         living = self._living()

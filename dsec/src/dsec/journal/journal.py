@@ -81,8 +81,8 @@ class Journal:
     def submit_all(
         self, statements: Sequence[Statement], then: Then | None = None, failed: Failed | None = None
     ) -> None:
-        """Several statements, of which all are committed or none. As `submit`. Without statements: `then` after the
-        commit of what was submitted before."""
+        """Several statements, of which all are committed or none. As `submit`. Without statements: `then` after
+        what was submitted before, of which any may have been refused by itself."""
         self._add(_Unit(tuple(statements), then, failed))
 
     def flush_now(self) -> None:
