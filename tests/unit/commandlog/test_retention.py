@@ -141,6 +141,28 @@ async def test_scopes_at_rest_leave_memory(open_log: Open, monkeypatch: pytest.M
             await book.run(2, scope=f"s{number}")
 
 
+async def test_scopes_that_have_ended_and_are_only_looked_at_leave_memory(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "MAX_RESTING", 3)
+    async with open_log() as book:
+        for number in range(10):
+            await book.run(1, scope=f"s{number}")
+            book.log.end_scope(f"s{number}")
+    async with open_log() as book:
+        assert [book.log.count(f"s{number}") for number in range(10)] == [1] * 10
+        assert book.log._scopes == {}
+        for number in range(10):
+            info = book.log.info(f"s{number}")
+            assert info is not None
+            assert info.ended_at is not None
+        assert sorted(book.log._scopes) == ["s7", "s8", "s9"]
+        book.log.open_scope("s7", "rollout")
+        for number in range(7):
+            book.log.info(f"s{number}")
+        assert sorted(book.log._scopes) == ["s4", "s5", "s6", "s7"]
+
+
 async def test_bytes_of_a_scope_are_written_while_it_grows(open_log: Open) -> None:
     async with open_log() as book:
         for n in range(1, 4):

@@ -135,6 +135,7 @@ class CommandLog:
         if scope.ended_at is not None:
             statements.append((tables.END_SCOPE, (None, scope.bytes, scope.floor(), scope.id)))
             scope.ended_at = None
+            self._resting.pop(scope.id, None)
 
         def done() -> None:
             scope.stored = True
@@ -153,8 +154,11 @@ class CommandLog:
 
     def count(self, name: str) -> int:
         """Steps of a scope so far; 0 of one that is not known."""
-        scope = self._find(name)
-        return 0 if scope is None else scope.last_seq
+        scope = self._scopes.get(name)
+        if scope is not None:
+            return scope.last_seq
+        rows = self.journal.look(tables.COUNT_STEPS, (name,))
+        return rows[0][0] if rows else 0
 
     def info(self, name: str) -> ScopeInfo | None:
         scope = self._find(name)
@@ -335,7 +339,9 @@ class CommandLog:
         if not rows:
             return None
         row = tables.ScopeRow(*rows[0])
-        return self._keep(Scope(row, self._desk, stored=True))
+        scope = self._keep(Scope(row, self._desk, stored=True))
+        self._rest(scope)
+        return scope
 
     def _keep(self, scope: Scope) -> Scope:
         self._scopes[scope.name] = scope

@@ -57,6 +57,10 @@ DELETE_STEP = "DELETE FROM log_steps WHERE scope = ? AND seq = ?"
 UNKNOWN_AGAIN = "UPDATE log_steps SET state = 3, tried = ? WHERE scope = ? AND seq = ?"
 
 SELECT_SCOPE = "SELECT id, name, kind, created_at, ended_at, bytes, floor FROM log_scopes "
+COUNT_STEPS = (
+    "SELECT max(floor - 1, coalesce((SELECT max(seq) FROM log_steps WHERE scope = id), 0)) FROM log_scopes "
+    "WHERE name = ?"
+)
 SELECT_RUNNING = (
     "SELECT seq, track, n, run, tried, method, sandbox, digest, began_at, opaque FROM log_steps "
     "WHERE scope = ? AND seq >= ? AND state = 0 ORDER BY seq"
