@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 from answering import ARGS, ID, answer_all, go_away, tags, until
@@ -14,7 +15,7 @@ from libdsec.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from libdsec.protocol.calls import ServerInfo
+from libdsec.protocol.calls import Empty, ServerInfo
 from libdsec.protocol.exec import ExecAnswer, SessionInfo
 from libdsec.protocol.frames import STDOUT
 from libdsec.protocol.nodes import NodeStatus
@@ -104,6 +105,27 @@ def test_a_server_that_is_away_is_waited_for(with_fake, clock):
         server.reachable = True
         await sandbox.run(["true"])
         assert tags(server)[-1] == ("main", 11)  # the number of the call that never came there
+
+    with_fake(use)
+
+
+def test_a_call_of_little_patience_waits_for_nobody_elses_attempt(with_fake, monkeypatch):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        await go_away(server, client)
+        trying = asyncio.Event()
+
+        async def hang(timeout: float) -> NoReturn:
+            trying.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(server, "connect", hang)
+        patient = asyncio.ensure_future(client.server_info())
+        await trying.wait()
+        with pytest.raises(UnavailableError, match="within 0 s"):
+            await client._channel.call("server.info", Empty(), repeatable=True, patience=0)
+        assert not patient.done()
+        patient.cancel()
 
     with_fake(use)
 

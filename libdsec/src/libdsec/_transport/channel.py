@@ -168,7 +168,7 @@ class Channel:
             connection = self._connection
             if connection is None or not connection.usable:
                 outage = outage or self.outage(call.patience)
-                connection = await self._connected(outage)
+                connection = await self._connected_in_time(outage, call.patience)
             if call.order is not None and call.order.blocked(call.n):
                 await call.order.turn(call.n)
                 continue
@@ -236,6 +236,16 @@ class Channel:
         if not connection.usable:
             return repeatable or surely_not
         return repeatable and surely_not and error.details.get("closing") is True
+
+    async def _connected_in_time(self, outage: Outage, patience: float | None) -> Connection:
+        """As `_connected`. A call with a patience of its own waits no longer for the attempts of others either."""
+        if patience is None:
+            return await self._connected(outage)
+        try:
+            async with asyncio.timeout(outage.left):
+                return await self._connected(outage)
+        except TimeoutError:
+            raise outage.verdict(UnavailableError(f"cannot reach the server within {patience:g} s")) from None
 
     async def _connected(self, outage: Outage) -> Connection:
         known = self._failure

@@ -26,6 +26,11 @@ class Outage:
         """Of an earlier try that was sent and not answered: whatever comes later, the call may have run."""
 
     @property
+    def left(self) -> float:
+        """Seconds that the call goes on trying."""
+        return max(0.0, self._ends - self._clock.time())
+
+    @property
     def over(self) -> bool:
         """Whether it is not worth another try."""
         return self._clock.time() + _LONGEST_PAUSE_S > self._ends
