@@ -18,7 +18,7 @@ from libdsec import DSecClient
 from libdsec.errors import LeaseLostError
 from libdsec.rollout import Rollout
 
-LONGEST_S = 60.0
+LONGEST_S = 30.0
 """Of one seed, ten times what a slow one takes."""
 
 RECONNECT_S = 30.0
