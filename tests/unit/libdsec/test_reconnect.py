@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 from answering import ARGS, ID, answer_all, go_away, tags, until
 
-from libdsec import DSecClient
+from libdsec import DSecClient, Sandbox
 from libdsec.errors import (
     ClientClosedError,
     InvalidArgumentError,
@@ -287,6 +287,50 @@ def test_a_call_given_up_after_it_was_sent_keeps_its_number(with_fake):
         hanging.cancel()
         assert (await sandbox.run(["next"])).ok
         assert taken == [1, 2]
+
+    with_fake(use)
+
+
+async def lose_streams(server: FakeServer, client: DSecClient, sandbox: Sandbox, count: int) -> None:
+    """With the server, before it wrote them down."""
+    strictly, server._handlers["exec"] = server._handlers["exec"], server._handlers["sandbox.inspect"]
+    for _ in range(count):
+        async with await sandbox.exec_stream(["true"]):
+            pass
+    server.drop()
+    connection = client._channel._connection
+    await until(lambda: not connection.usable)
+    server._handlers["exec"] = strictly
+
+
+def test_numbers_that_the_node_never_saw_cost_one_refusal(with_fake, clock):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        answer_all(server)
+        taken = strict(server)
+        sandbox = await client.run_container(ARGS)
+        client._channel.clock = clock
+        await lose_streams(server, client, sandbox, 5)
+        server.steps.clear()
+        for name in "abcdefg":
+            assert (await sandbox.run([name])).ok
+        assert taken == list(range(1, 8))
+        assert [n for _, n in tags(server)] == [6, *range(1, 8)]
+
+    with_fake(use)
+
+
+def test_a_call_finds_its_place_behind_one_that_runs_long(with_fake, clock):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        answer_all(server)
+        taken = strict(server)
+        sandbox = await client.run_container(ARGS)
+        client._channel.clock = clock
+        await lose_streams(server, client, sandbox, 2)
+        hanging = asyncio.ensure_future(sandbox.run(["hang"]))
+        assert all(result.ok for result in await asyncio.gather(*(sandbox.run([name]) for name in "abc")))
+        assert taken == [1, 2, 3, 4]
+        assert not hanging.done()
+        hanging.cancel()
 
     with_fake(use)
 

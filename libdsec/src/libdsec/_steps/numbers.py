@@ -1,4 +1,10 @@
-"""The numbers of one track: each goes to one call, none is left out for long, and they go out in their order."""
+"""The numbers of one track, which the node takes without a gap.
+
+The rule: a call begins with the lowest number that no call has. What is had is given back by a call that surely was not
+recorded; and where the node says that it knows of no number after `k`, all after `k` are free that no call under way
+has: theirs never came there, and never will. A call that the node refused so waits for those under way between `k` and
+itself, which are said again before it, or takes `k + 1` where there are none.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +13,13 @@ import heapq
 
 
 class Numbers:
-    """The node takes numbers without a gap. So those of calls that never came to it are free again, and go first; and
-    after a loss a call waits until those before it have been said again."""
+    """After a loss a call waits until those before it have been said again."""
 
     __slots__ = ("_free", "_last", "_turns", "_under_way", "_unsent")
 
     def __init__(self) -> None:
         self._free: list[int] = []
+        """A heap of those up to `_last` that no call has."""
         self._last = 0
         self._under_way: set[int] = set()
         self._unsent: set[int] = set()
@@ -33,18 +39,21 @@ class Numbers:
 
     def give_back(self, n: int) -> None:
         """The call of `n` surely was not recorded."""
-        if n == self._last:
-            self._last -= 1
-        else:
-            heapq.heappush(self._free, n)
+        heapq.heappush(self._free, n)
 
-    def place(self, n: int, known: int) -> int:
-        """The number that the call of `n` has instead: the node knows of none after `known`, and none is under way."""
+    def known(self, k: int) -> None:
+        """The node knows of no number after `k`."""
+        self._free = [n for n in range(k + 1, self._last + 1) if n not in self._under_way]
+
+    def waits(self, n: int, k: int) -> bool:
+        """Whether a call after `k` and before `n` is under way."""
+        return any(k < earlier < n for earlier in self._under_way)
+
+    def place(self, n: int, k: int) -> int:
+        """The number that the call of `n` has instead, where the node knows of none after `k` and it waits for none."""
         self.end(n)
-        self.give_back(n)
-        placed = known + 1
-        self._free = sorted(free for free in self._free if free > placed)
-        self._last = max(self._last, placed)
+        self.known(k)
+        placed = heapq.heappop(self._free)
         self.begin(placed)
         return placed
 
@@ -57,10 +66,6 @@ class Numbers:
         """It is not any more, however it ended. Again is fine."""
         self._under_way.discard(n)
         self.sent(n)
-
-    def follows(self, n: int) -> bool:
-        """Whether a call before `n` is under way."""
-        return any(earlier < n for earlier in self._under_way)
 
     def blocked(self, n: int) -> bool:
         return len(self._unsent) > 1 and min(self._unsent) < n

@@ -274,8 +274,11 @@ class Track:
 
     def _failed(self, begun: Begun, error: DSecError) -> None:
         """A call that has a number of this track has ended so."""
-        if error.retry != "never" or _known(error, begun.tag) is not None:
-            # it surely did not run, and is no step: the next call has its number
+        self._numbers.end(begun.tag.n)
+        known = _known(error, begun.tag)
+        if known is not None:
+            self._numbers.known(known)
+        elif error.retry != "never":  # it surely did not run, and is no step
             self._numbers.give_back(begun.tag.n)
         if isinstance(error, LeaseLostError) and self.scope.lease is not None:
             self.scope.lease.lose(error)
@@ -291,10 +294,9 @@ class Track:
                     raise
                 sending.sent = False
                 outage = outage or self.channel.outage()
-                if not self._numbers.follows(begun.tag.n):
-                    # a call before it never came to the node, and never will
+                if not self._numbers.waits(begun.tag.n, known):
                     sending.n = self._numbers.place(begun.tag.n, known)
-                    begun.tag = msgspec.structs.replace(begun.tag, n=sending.n)
+                    begun.tag = msgspec.structs.replace(begun.tag, n=sending.n, again=False)
                     sending.payload = begun.how.encode(begun.args, begun.tag)
                 self._numbers.lost(sending.n)
                 await outage.pause(error)
@@ -339,4 +341,4 @@ def _key_track(key: str) -> str:
 def _known(error: DSecError, tag: StepTag) -> int | None:
     """The last number that the node knows, where it refused `tag` for leaving numbers out."""
     last = error.details.get("last")
-    return last if error.details.get("field") == "step.n" and isinstance(last, int) and last + 1 < tag.n else None
+    return last if error.details.get("field") == "step.n" and isinstance(last, int) and 0 <= last < tag.n - 1 else None
