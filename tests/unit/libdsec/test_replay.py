@@ -8,6 +8,7 @@ import os
 
 import msgspec
 import pytest
+from answering import answer_all
 from recorded import ARGS, ENTRY, ID, INFO, LIMIT, MODE, OK, attached, command, created, ran
 
 from libdsec import DSecClient
@@ -160,6 +161,27 @@ def test_creates_with_a_key_and_rollouts_with_a_track(with_fake, fake_log):
             _ = rollout.sandbox
         with pytest.raises(InvalidArgumentError, match="DSecContainerRunArgs"):
             await rollout.run_container({})
+
+    with_fake(use)
+
+
+def test_nothing_is_kept_of_sandboxes_and_sessions_that_are_over(with_fake, fake_log):
+    async def use(server: FakeServer, client: DSecClient) -> None:
+        fake_log(server)
+        answer_all(server)
+        rollout = await client.attach("r")
+        for _ in range(3):
+            async with await rollout.run_container(ARGS) as sandbox:
+                await sandbox.track("a").run(["true"])
+                async with sandbox.session() as session:
+                    await session.run("true")
+            await sandbox.track("a").run(["true"])  # a handle that is still there goes on
+        assert list(rollout._scope._tracks) == ["main"]
+        for _ in range(2):
+            await (await rollout.run_container(ARGS, key="k")).run(["true"])
+        said = [(step.track, step.n) for step in server.steps if step is not None and step.track != "key:k"]
+        assert len(said) == len(set(said))
+        assert said[-2:] == [("key:k/1", 1), ("key:k/1", 2)]
 
     with_fake(use)
 

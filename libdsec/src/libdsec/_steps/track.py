@@ -42,12 +42,12 @@ class Scope:
         self._tracks: dict[str, Track] = {}
 
     def track(self, name: str) -> Track:
-        """The track of a name; the same one each time, so that no number is given twice."""
-        made = self._tracks.get(name)
-        if made is None:
-            check_tag(StepTag(name))
-            made = self._tracks[name] = Track(self, name, name not in (CLI, OTHER))
-        return made
+        """The track of a name; the same one each time, so that no number is given twice.
+
+        Kept for the life of the log, and so for names alone that a program can say again: those of its own, and of
+        what its keys have made.
+        """
+        return _kept(self._tracks, self, name)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Begun:
 class Track:
     """Where the calls of a handle go."""
 
-    __slots__ = ("_numbers", "_recorded", "channel", "name", "numbered", "scope")
+    __slots__ = ("_below", "_numbers", "_recorded", "channel", "name", "numbered", "scope")
 
     def __init__(self, scope: Scope, name: str, numbered: bool) -> None:
         self.scope = scope
@@ -76,17 +76,23 @@ class Track:
         """False: the node numbers."""
         self._recorded = scope.recording.track(name) if scope.recording is not None and numbered else NOTHING
         self._numbers = Numbers()
+        self._below: dict[str, Track] = {}
+        """Those of names, which can be said as long as there is a handle of this one."""
 
     def named(self, name: str) -> Track:
         """The track `name` below this one; where the node numbers, this one.
 
         :raises InvalidArgumentError: not a name of a track.
         """
-        return self.scope.track(f"{self.name}/{checked_name(name)}") if self.numbered else self
+        return _kept(self._below, self.scope, f"{self.name}/{checked_name(name)}") if self.numbered else self
 
     def of(self, tag: StepTag) -> Track:
-        """The track of what step `tag` has made."""
-        return self.scope.track(f"{tag.track}/{tag.n}") if tag.n else self
+        """The track of what step `tag` has made, which lives as long as handles of it: no other call has this step, so
+        nobody can come to its track again. Only by a key the same call can be made twice."""
+        if not tag.n:
+            return self
+        name = f"{tag.track}/{tag.n}"
+        return _made(self.scope, name) if tag.track == self.name else self.scope.track(name)
 
     async def call(
         self,
@@ -314,6 +320,19 @@ class Track:
     def _ordered(self, begun: Begun) -> bool:
         """Whether the call has a number of this track."""
         return self.numbered and begun.tag.track == self.name
+
+
+def _made(scope: Scope, name: str) -> Track:
+    check_tag(StepTag(name))
+    return Track(scope, name, name not in (CLI, OTHER))
+
+
+def _kept(tracks: dict[str, Track], scope: Scope, name: str) -> Track:
+    """The track in `tracks`, where it is made the first time."""
+    found = tracks.get(name)
+    if found is None:
+        found = tracks[name] = _made(scope, name)
+    return found
 
 
 def checked_name(name: str) -> str:
