@@ -157,9 +157,7 @@ async def no_more_descriptors(node: FaultNode, before: Counter[str]) -> list[str
     """Of a server that has lived through the seed."""
     # what it opens once: layers for a new fork server, and its input; connections to the journal, when first needed
     journal = {f"{node.state_dir}/edge.db{suffix}" for suffix in ("", "-wal")}
-    may_come = Counter(
-        {"/": 1, "/dev/null": 1} | {name: max(0, CONNECTIONS - before[name]) for name in (journal, f"{journal}-wal")}
-    )
+    may_come = Counter({"/": 1, "/dev/null": 1} | {name: max(0, CONNECTIONS - before[name]) for name in journal})
     deadline = time.monotonic() + SETTLE_S
     while True:
         more = descriptors(node) - before - may_come
