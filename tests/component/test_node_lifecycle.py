@@ -18,7 +18,6 @@ from libdsec.protocol.errors import (
     InternalError,
     InvalidArgumentError,
     NoEligibleNodeError,
-    OutcomeUnknownError,
     SandboxFailedError,
     SandboxNotFoundError,
     SandboxStateError,
@@ -215,24 +214,6 @@ async def test_idle_and_deadline_end_a_sandbox(run_dir: str) -> None:
         assert (await client.call("sandbox.stop", sandbox=limited))["cause"] == "deadline"
         assert (await client.call("sandbox.stop", sandbox=used))["cause"] == "idle_ttl"
         assert (await client.call("sandbox.inspect", sandbox=busy))["state"] == "running"
-
-
-async def test_a_hung_pid_1_does_not_hang_its_callers(run_dir: str) -> None:
-    clock = FakeClock()
-    async with fake_node(run_dir, clock) as node, node.client() as client:
-        sandbox = await create(client)
-        # the fake's sleep ends at a real 100 s, its clock says that this is long over
-        call = client.start("exec", sandbox=sandbox, argv=["sleep", "1000"], timeout_s=100)
-        await client.run(sandbox, "true")
-        clock.advance(105)
-        node.edge.sweep()
-        assert len(node.edge.registry.get(sandbox).open) == 1
-        clock.advance(10)
-        node.edge.sweep()
-        with pytest.raises(OutcomeUnknownError, match="PID 1 has not answered"):
-            await call.answer()
-        assert node.edge.registry.get(sandbox).open == set()
-        await client.run(sandbox, "true")
 
 
 async def test_lists_come_in_pages_and_by_label(run_dir: str) -> None:

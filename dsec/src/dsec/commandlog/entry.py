@@ -120,6 +120,13 @@ class OpenStep:
         """The `tag` by which an init names this run of the step; at most 64 characters."""
         return f"{self._scope.id}:{self.seq}:{self.run}"
 
+    def request(self) -> bytes:
+        """The arguments' map as it came, from its row; empty where that is not written.
+
+        :raises UnavailableError | CapacityError | InternalError: the journal cannot be read.
+        """
+        return self._scope.request(self.seq)
+
     def when_begun(self, callback: Then, failed: Failed) -> None:
         """Call `callback` once the row is committed, or `failed` when it could not be (at once where that is known):
         the step is not in the log then, nothing may be sent for it, and neither `end` nor `withdraw` is said."""

@@ -249,6 +249,11 @@ class Scope:
             cuts=() if row.cuts is None else msgspec.msgpack.decode(row.cuts, type=tuple[int, ...]),
         )
 
+    def request(self, seq: int) -> bytes:
+        """Of a step that is written down."""
+        rows = self._journal.query("SELECT request FROM log_steps WHERE scope = ? AND seq = ?", (self.id, seq))
+        return rows[0][0] if rows else b""
+
     def counted(self, least: int = 1) -> None:
         """Write what is counted in memory, where the row lacks so many bytes."""
         if self.stored and self._uncounted_bytes >= least:

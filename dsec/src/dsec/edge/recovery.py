@@ -24,21 +24,22 @@ adopted although it is there has failed with that as its cause, and is swept.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import structlog
 
 from dsec import faults
 from dsec.bus import Answerer, Caller, as_dsec_error, encode_error
 from dsec.commandlog import OpenStep
 from dsec.drivers.base import End
-from libdsec.protocol.errors import DSecError, OutcomeUnknownError, SandboxFailedError
+from libdsec.protocol.errors import DSecError, InvalidArgumentError, OutcomeUnknownError, SandboxFailedError
 from libdsec.protocol.lifecycle import State
 
 from . import ending, pausing
 from .feed import Unheard
 from .relay import Relay
-from .resolve import make_defaults
+from .resolve import make_defaults, timeout_ms
 from .rows import Record, restored
 from .sandbox import PAUSES, Sandbox
 from .verbs.create import order_of
@@ -57,12 +58,26 @@ _READS = frozenset({"file.read", "file.list", "file.archive"})
 _log = structlog.get_logger("dsec.recovery")
 
 
+class _Timed(msgspec.Struct):
+    """What the requests of commands have in common."""
+
+    timeout_s: float | None = None
+
+
+class _Unsettled(NamedTuple):
+    step: OpenStep
+    timeout_ms: int
+
+
+_decode_timed = msgspec.msgpack.Decoder(_Timed).decode
+
+
 class Recovery:
     """Runs once, before the edge takes calls; paused sandboxes settle their calls when they resume."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._unsettled: dict[str, dict[str, OpenStep]] = {}
+        self._unsettled: dict[str, dict[str, _Unsettled]] = {}
         """Sandbox → key → a step that ran in it when the earlier edge died, and that it has not named yet."""
 
     async def run(self) -> None:
@@ -71,7 +86,7 @@ class Recovery:
         steps = edge.log.running()
         for step in steps:
             if step.method.startswith(_RELAYED):
-                self._unsettled.setdefault(step.sandbox, {})[step.key] = step
+                self._unsettled.setdefault(step.sandbox, {})[step.key] = _Unsettled(step, _timeout_ms(step))
             else:
                 step.withdraw(_nothing)
         turns = asyncio.Semaphore(AT_ONCE)
@@ -89,7 +104,7 @@ class Recovery:
 
     def settle(self, sandbox: Sandbox) -> None:
         """It has named every call that it knows: the others never reached it."""
-        for step in self._unsettled.pop(sandbox.id, {}).values():
+        for step, _ in self._unsettled.pop(sandbox.id, {}).values():
             step.withdraw(_nothing)
 
     def _restore(self, name: str, record: Record) -> Sandbox:
@@ -151,9 +166,10 @@ class Recovery:
     def _known(self, sandbox: Sandbox, tag: str, running: bool, answerer: Answerer) -> Caller | None:
         """Who hears the answer of a call that an earlier edge sent. Tags come from the sandbox's PID 1: only one that
         names a step of this very sandbox is believed."""
-        step = self._unsettled.get(sandbox.id, {}).pop(tag, None)
-        if step is None:
+        unsettled = self._unsettled.get(sandbox.id, {}).pop(tag, None)
+        if unsettled is None:
             return None
+        step, timeout_ms = unsettled
         if step.method in _READS:
             # what it has given so far went with the earlier edge, and reading it again does no harm
             answerer.cancel()
@@ -161,6 +177,7 @@ class Recovery:
             return None
         relay = Relay(self._edge, sandbox, Unheard(answerer), step, step.method, None)
         relay.feed.open(answerer)
+        relay.limit(timeout_ms)
         if step.opaque and running:
             # a stream without its reader
             answerer.cancel()
@@ -193,7 +210,7 @@ class Recovery:
 
     def forget(self, name: str) -> None:
         """Steps that ran in a sandbox that is no more: whether they were done nobody can tell."""
-        for step in self._unsettled.pop(name, {}).values():
+        for step, _ in self._unsettled.pop(name, {}).values():
             error = OutcomeUnknownError(
                 f"cannot tell how step {step.track}#{step.n} ended: its sandbox {name} ended before it could say so",
                 sandbox=name,
@@ -206,6 +223,14 @@ class Recovery:
         return OutcomeUnknownError(
             f"cannot tell how a call in sandbox {sandbox.id} ended: the sandbox was lost", sandbox=sandbox.id
         )
+
+
+def _timeout_ms(step: OpenStep) -> int:
+    """Of the command; 0 is none."""
+    try:
+        return timeout_ms(_decode_timed(step.request()).timeout_s)
+    except (msgspec.DecodeError, InvalidArgumentError):
+        return 0  # it would have been refused: the sandbox does not have it
 
 
 def _nothing() -> None: ...

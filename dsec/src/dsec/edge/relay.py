@@ -35,6 +35,7 @@ class Relay:
         "_done",
         "_edge",
         "_event",
+        "_expired",
         "_recorder",
         "_sandbox",
         "_step",
@@ -64,7 +65,7 @@ class Relay:
         self.feed = Feed(self._recorder)
         self._event = event
         self._detail = detail
-        self._done = False
+        self._done = self._expired = False
         self.due = float("inf")
         """When PID 1 must have answered, by the monotonic clock."""
         # these need no book-keeping: the caller's own methods, without a step between
@@ -80,12 +81,14 @@ class Relay:
 
     def result(self, payload: bytes) -> None:
         if self._done:
+            self._late()
             return
         self._done = True
         self._end("result", payload, lambda: self._caller.result(payload))
 
     def error(self, payload: bytes) -> None:
         if self._done:
+            self._late()
             return
         self._done = True
         code = _code(payload)
@@ -114,7 +117,9 @@ class Relay:
             self.due = self._edge.clock.monotonic() + timeout_ms / 1000 + OVERDUE_S
 
     def expire(self) -> None:
-        """PID 1 is long over the command's own timeout. Whatever it may say later is not heard any more."""
+        """PID 1 is long over the command's own timeout. Whatever it may say later is not heard any more. Until then the
+        call runs, and is not acknowledged."""
+        self._expired = True
         self.fail(
             OutcomeUnknownError(
                 f"cannot tell how the command in sandbox {self._sandbox.id} ended: PID 1 has not answered "
@@ -122,6 +127,10 @@ class Relay:
                 sandbox=self._sandbox.id,
             )
         )
+
+    def _late(self) -> None:
+        if self._expired:
+            self.feed.acknowledge()
 
     def _end(self, state: Any, payload: bytes, tell: Callable[[], None]) -> None:
         faults.point("step.answered")
@@ -140,7 +149,8 @@ class Relay:
     def _deliver(self, payload: bytes, tell: Callable[[], None]) -> None:
         faults.point("step.recorded")
         self._close(payload)
-        self.feed.acknowledge()
+        if not self._expired:
+            self.feed.acknowledge()
         tell()
         faults.point("step.told")
 

@@ -42,6 +42,11 @@ class FakeSandbox:
         return not self._awake.is_set()
 
     @property
+    def calls(self) -> list[FakeCall]:
+        """Those that run, and those whose answer is kept."""
+        return list(self._calls)
+
+    @property
     def running(self) -> int:
         return sum(call.running for call in self._calls)
 
