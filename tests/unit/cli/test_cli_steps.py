@@ -197,6 +197,19 @@ def test_a_document_that_cannot_be_finished_is_json_and_no_log(node, logs):
     assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (66, "not_found")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--outputs"],
+        ["--follow", "--outputs"],
+        *(["main#2", *more] for more in (["--track", "a"], ["-n", "1"], ["-f"])),
+    ],
+)
+def test_nothing_that_was_asked_for_is_ignored(node, logs, options):
+    assert node.run("log", BOX, *options).exit_code == 64
+    assert node.server.calls == []
+
+
 @pytest.mark.parametrize("form", [[], ["--json"], ["--json", "--outputs"]])
 def test_following_prints_a_line_a_step(node, logs, form):
     """The fake server has an end, at which a command that follows ends too."""

@@ -66,6 +66,12 @@ def log(
     """
 
     async def work(client: DSecClient) -> int:
+        if outputs and not json:
+            raise InvalidArgumentError("cannot show outputs without --json: add it, or name one STEP", field="outputs")
+        if step is not None and (track is not None or last is not None or follow):
+            raise InvalidArgumentError(
+                f"cannot choose steps besides {step}: leave out --track, --last and --follow, or STEP", field="step"
+            )
         found = await _find(client, scope)
         if step is not None:
             await _one(found, step, json)
