@@ -127,6 +127,14 @@ async def test_files_that_no_scope_has_are_swept(open_log: Open, tmp_path: Path)
         assert book.answer(1).stdout_size == 50_000
 
 
+async def test_the_files_are_their_owners_alone(open_log: Open, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir(mode=0o755)
+    async with open_log() as book:
+        await book.run(1, output=bytes(50_000))
+    (file,) = (tmp_path / "logs").iterdir()
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "logs", file)] == [0o700, 0o600]
+
+
 async def test_scopes_at_rest_leave_memory(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "MAX_RESTING", 3)
     async with open_log() as book:

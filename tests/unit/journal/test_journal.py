@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sqlite3
@@ -44,6 +45,32 @@ def numbers(path: Path) -> list[int]:
         return [n for (n,) in database.execute("SELECT n FROM things ORDER BY n")]
     finally:
         database.close()
+
+
+def files_in(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+async def test_its_files_are_its_owners_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        for _ in range(2):
+            async with opened(tmp_path / "j") as journal:
+                await committed(journal, INSERT, (None, b""))
+                files = files_in(tmp_path)
+                assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [
+                    ("j", 0o600),
+                    ("j-shm", 0o600),
+                    ("j-wal", 0o600),
+                ]
+                for file in files:
+                    file.chmod(0o644)
+                saved = [(file, file.read_bytes()) for file in files]
+            for file, data in saved:  # as a crash leaves them
+                file.write_bytes(data)
+                file.chmod(0o644)
+    finally:
+        os.umask(old)
 
 
 @pytest.mark.parametrize("durable", [False, True])

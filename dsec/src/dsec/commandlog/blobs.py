@@ -24,6 +24,7 @@ class Blobs:
         self._directory = directory
         self.durable = durable
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.chmod(directory, 0o700)  # of an earlier one too
 
     def size(self, scope: int) -> int:
         """Where the next output goes at the earliest."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from libdsec.protocol.errors import DeadlineExceededError, DSecError
+from libdsec.protocol.errors import CapacityError, DeadlineExceededError, DSecError
 
 from .failure import as_error
 from .schema import Schema, migrate
@@ -30,7 +31,12 @@ _WAL_KEPT = 16 * 1024 * 1024
 
 
 def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.Connection:
-    """:raises UnavailableError | CapacityError: see `Journal`."""
+    """The file is root's alone, whatever the umask and its directory's mode: what programs were given and said is in
+    it.
+
+    :raises UnavailableError | CapacityError: see `Journal`.
+    """
+    _make_private(path)
     try:
         database = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -48,6 +54,17 @@ def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.
         return database
     except sqlite3.Error as error:
         raise as_error(error, path) from error
+
+
+def _make_private(path: str) -> None:
+    """SQLite gives the files beside it the mode of this one."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for name in (path, f"{path}-wal", f"{path}-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(name, 0o600)
+    except OSError as error:
+        raise CapacityError(f"cannot write the journal {path}: {error.strerror}", path=path) from error
 
 
 class Readers:
