@@ -140,14 +140,10 @@ class DSecClient:
     ) -> tuple[SandboxInfo, ...]:
         """Sandboxes that carry all of `labels`, of a job, of a rollout; with `include_final` also those that have
         ended and are remembered."""
-        found: list[SandboxInfo] = []
-        request = SandboxListRequest(dict(labels or {}), job, rollout, include_final)
-        while True:
-            page: SandboxList = await self._channel.call("sandbox.list", request, repeatable=True)
-            found += page.sandboxes
-            if page.next is None:
-                return tuple(found)
-            request = msgspec.structs.replace(request, after=_following(page.next, request.after))
+        pages: Sequence[SandboxList] = await self._pages(
+            "sandbox.list", SandboxListRequest(dict(labels or {}), job, rollout, include_final)
+        )
+        return tuple(found for page in pages for found in page.sandboxes)
 
     async def stop(self, sandbox_id: str) -> SandboxInfo:
         """Stop a sandbox by its id."""
@@ -186,25 +182,13 @@ class DSecClient:
 
     async def rollouts(self, job: str | None = None) -> tuple[LeaseInfo, ...]:
         """Every rollout, or those of a job."""
-        found: list[LeaseInfo] = []
-        request = RolloutListRequest(job)
-        while True:
-            page: RolloutList = await self._channel.call("rollout.list", request, repeatable=True)
-            found += page.rollouts
-            if page.next is None:
-                return tuple(found)
-            request = RolloutListRequest(job, _following(page.next, request.after))
+        pages: Sequence[RolloutList] = await self._pages("rollout.list", RolloutListRequest(job))
+        return tuple(found for page in pages for found in page.rollouts)
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         """Every job."""
-        found: list[JobInfo] = []
-        request = JobListRequest()
-        while True:
-            page: JobList = await self._channel.call("job.list", request, repeatable=True)
-            found += page.jobs
-            if page.next is None:
-                return tuple(found)
-            request = JobListRequest(_following(page.next, request.after))
+        pages: Sequence[JobList] = await self._pages("job.list", JobListRequest())
+        return tuple(found for page in pages for found in page.jobs)
 
     async def job(self, job: str) -> JobInfo:
         """A job, its sandboxes counted by their states.
@@ -229,8 +213,8 @@ class DSecClient:
     def hold_job(
         self, job: str, *, lease: float = 60.0, pause_after: float | None = None, stop_after: float | None = None
     ) -> JobLease:
-        """Hold a job until its `async with` is left: `lease` seconds after this program has died what is left of the job
-        is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
+        """Hold a job until its `async with` is left: `lease` seconds after this program has died what is left of the
+        job is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
         request = LeaseRequest(
             "job",
             check_scope_name(job, "job"),
@@ -242,14 +226,8 @@ class DSecClient:
 
     async def images(self) -> tuple[ImageInfo, ...]:
         """Every published image."""
-        found: list[ImageInfo] = []
-        request = ImageListRequest()
-        while True:
-            page: ImageList = await self._channel.call("image.list", request, repeatable=True)
-            found += page.images
-            if page.next is None:
-                return tuple(found)
-            request = ImageListRequest(_following(page.next, request.after))
+        pages: Sequence[ImageList] = await self._pages("image.list", ImageListRequest())
+        return tuple(found for page in pages for found in page.images)
 
     async def image(self, ref: str) -> ImageInfo:
         """The image `name:tag`.
@@ -321,6 +299,23 @@ class DSecClient:
         go on meanwhile, and the next server adopts them."""
         await self._channel.call("server.drain", DrainRequest(timeout), timeout=timeout + _DRAIN_GRACE_S)
 
+    async def _pages(self, method: str, request: msgspec.Struct) -> Sequence[Any]:
+        """A list, which comes in pages.
+
+        :raises WireError: a page does not begin behind the one before.
+        """
+        pages: list[Any] = []
+        after: str | None = None
+        while True:
+            pages.append(await self._channel.call(method, request, repeatable=True))
+            following: str | None = pages[-1].next
+            if following is None:
+                return pages
+            if after is not None and following <= after:
+                raise WireError(f"cannot list: the page after {after!r} is the same again")
+            after = following
+            request = msgspec.structs.replace(request, after=after)
+
     async def _job(self, method: str, job: str, progress: Callable[[JobProgress], None] | None) -> JobAnswer:
         answer = await self._channel.collect(
             method,
@@ -337,16 +332,6 @@ class DSecClient:
 def _endpoint(url: str | None) -> Endpoint:
     url = url or os.environ.get("DSEC_URL")
     return UnixEndpoint(socket_path(url)) if url else LocalEndpoint(run_directory())
-
-
-def _following(page: str, earlier: str | None) -> str:
-    """Where the next page of a list begins.
-
-    :raises WireError: not behind the one before.
-    """
-    if earlier is not None and page <= earlier:
-        raise WireError(f"cannot list: the page after {earlier!r} is the same again")
-    return page
 
 
 def _telling(progress: Callable[[Any], None] | None, decode: Callable[[bytes], Any]) -> Callable[[bytes], None] | None:

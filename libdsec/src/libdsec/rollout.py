@@ -9,8 +9,8 @@ from typing import Self
 import msgspec
 
 from ._creating import create_step
+from ._logged import Logged
 from ._steps.lease import Lease
-from ._steps.reading import read_steps
 from ._steps.recording import OnUnknown, Recording
 from ._steps.track import Scope, Track, checked_name
 from ._transport.channel import Channel
@@ -18,11 +18,11 @@ from .args import DSecContainerRunArgs
 from .protocol.errors import InvalidArgumentError, UnsupportedOperationError
 from .protocol.ids import is_sandbox_id
 from .protocol.jobs import LeaseRequest
-from .protocol.steps import MAIN, LogReadRequest, Step, check_scope_name
+from .protocol.steps import MAIN, check_scope_name
 from .sandbox import Sandbox
 
 
-class Rollout:
+class Rollout(Logged):
     """Made by `DSecClient.attach`. One program at a time: whoever attaches later ends this one.
 
     Leaving its `async with` gives the lease back. An exception leaves it held until it expires, so that the program can
@@ -30,8 +30,8 @@ class Rollout:
     """
 
     def __init__(self, scope: Scope, track: Track, lease: Lease, recording: Recording) -> None:
+        super().__init__(track)
         self._scope = scope
-        self._track = track
         self._lease = lease
         self._recording = recording
         self.id = lease.info.name
@@ -87,18 +87,8 @@ class Rollout:
         spec = msgspec.structs.replace(args.to_spec(), rollout=self.id)
         return await create_step(self._track, spec, timeout, key)
 
-    async def steps(
-        self,
-        *,
-        limit: int = 0,
-        last: bool = False,
-        track: str | None = None,
-        requests: bool = True,
-        outputs: bool = False,
-    ) -> tuple[Step, ...]:
-        """The steps of its command log, of all its sandboxes. As `Sandbox.steps`."""
-        request = LogReadRequest(self.id, track=track, limit=limit, last=last, requests=requests)
-        return await read_steps(self._scope.channel, request, outputs)
+    async def _steps_of(self) -> tuple[str, str | None]:
+        return self.id, None
 
     async def release(self) -> None:
         """The program is done: give the lease back, nothing is orphaned. Again is fine."""

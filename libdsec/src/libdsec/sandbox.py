@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from ._logged import Logged
 from ._results import collected_result
-from ._steps.reading import follow, read_steps
 from ._steps.track import Track
 from ._timeouts import answer_timeout, checked_timeout
 from .files import Files
@@ -18,7 +17,6 @@ from .protocol.errors import DSecError, InvalidArgumentError
 from .protocol.exec import ExecRequest, ExecResult, OutputLimit
 from .protocol.frames import STDERR, STDOUT
 from .protocol.spec import SandboxInfo
-from .protocol.steps import LogReadRequest, Step
 from .session import Session
 
 NO_ENV: Mapping[str, str] = {}
@@ -27,7 +25,7 @@ _PAUSE_S = 300.0
 """For a pause or resume: a large memory is written to, or read from, a disk."""
 
 
-class Sandbox:
+class Sandbox(Logged):
     """A handle: it holds the sandbox's id and nothing of its state. As `async with` it stops the sandbox at the end.
 
     What it does are steps of the sandbox's command log, numbered in the order in which the calls begin. A `key` gives a
@@ -35,7 +33,7 @@ class Sandbox:
     """
 
     def __init__(self, track: Track, sandbox_id: str) -> None:
-        self._track = track
+        super().__init__(track)
         self._scope = track.scope.name
         self.id = sandbox_id
         self.files = Files(track, sandbox_id)
@@ -166,35 +164,6 @@ class Sandbox:
         entries: tuple[LogEntry, ...] = answer.entries
         return entries
 
-    async def steps(
-        self,
-        *,
-        limit: int = 0,
-        last: bool = False,
-        track: str | None = None,
-        requests: bool = True,
-        outputs: bool = False,
-    ) -> tuple[Step, ...]:
-        """Its steps in its command log, in their order: all, or the first `limit`, or with `last` the last ones.
-
-        A step has its output in it where that is small; with `outputs` all have. `requests` adds the arguments.
-        """
-        request = await self._log_request(track, limit=limit, last=last, requests=requests)
-        return await read_steps(self._track.channel, request, outputs)
-
-    async def follow_steps(
-        self, *, after: int = 0, track: str | None = None, requests: bool = True
-    ) -> AsyncIterator[Step]:
-        """Its steps whose `seq` is above `after`, those there are and then each as it ends; one that ran at first
-        comes again when it has ended.
-
-        :raises OutcomeUnknownError: the connection was lost.
-        """
-        request = await self._log_request(track, after=after, requests=requests)
-        async with aclosing(follow(self._track.channel, request)) as following:
-            async for step in following:
-                yield step
-
     async def pause(self) -> SandboxInfo:
         """Freeze it and give back its memory. Whatever is asked of it next resumes it first. Again is fine."""
         info: SandboxInfo = await self._track.call(
@@ -214,22 +183,13 @@ class Sandbox:
         info: SandboxInfo = await self._track.call("sandbox.stop", SandboxRequest(self.id), repeatable=True)
         return info
 
-    async def _log_request(
-        self,
-        track: str | None,
-        *,
-        after: int = 0,
-        limit: int = 0,
-        last: bool = False,
-        requests: bool = True,
-    ) -> LogReadRequest:
+    async def _steps_of(self) -> tuple[str, str | None]:
         if self._scope is None:
             info: SandboxInfo = await self._track.channel.call(
                 "sandbox.inspect", SandboxRequest(self.id), repeatable=True
             )
             self._scope = info.rollout or info.spec.rollout or self.id
-        sandbox = None if self._scope == self.id else self.id
-        return LogReadRequest(self._scope, after, track, sandbox, limit, last, requests)
+        return self._scope, None if self._scope == self.id else self.id
 
     async def __aenter__(self) -> Self:
         return self

@@ -349,9 +349,9 @@ def test_blocking_twins(fake_node: FakeServer, fake_log):
             assert held.replayed == 1
             assert held.track("x").sandbox.track("y").id == ID
             assert [step.n for step in held.sandbox.steps()] == [1]
-            for step in held.sandbox.follow_steps():
-                assert step.n == 1
-                break
+            assert [step.n for step in held.steps()] == [1]
+            for handle in (held, held.sandbox):
+                assert next(handle.follow_steps()).n == 1
         with client.hold_job("j") as job:
             job.check()
         assert client.pause_job("a").done == 1

@@ -32,7 +32,7 @@ TWINS = [
 
 
 def public_names(cls: type) -> set[str]:
-    return {name for name in vars(cls) if not name.startswith("_")}
+    return {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("_")}
 
 
 def test_both_export_the_same_names():

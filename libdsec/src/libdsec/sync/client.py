@@ -132,8 +132,8 @@ class DSecClient(Twin):
     def hold_job(
         self, job: str, *, lease: float = 60.0, pause_after: float | None = None, stop_after: float | None = None
     ) -> JobLease:
-        """Hold a job until its `with` is left: `lease` seconds after this program has died what is left of the job
-        is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
+        """Hold a job until its `with` is left: `lease` seconds after this program has died what is left of the
+        job is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
         holding = self._twin.hold_job(job, lease=lease, pause_after=pause_after, stop_after=stop_after)
         return JobLease(self._portal, holding)
 

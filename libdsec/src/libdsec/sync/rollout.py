@@ -7,11 +7,12 @@ from typing import Self
 
 from .. import rollout as aio
 from ..args import DSecContainerRunArgs
+from .logged import Logged
 from .portal import Portal, Twin, blocking, inside
 from .sandbox import Sandbox
 
 
-class Rollout(Twin):
+class Rollout(Logged):
     __doc__ = aio.Rollout.__doc__
 
     def __init__(self, portal: Portal, twin: aio.Rollout) -> None:
@@ -21,7 +22,6 @@ class Rollout(Twin):
         self.job = twin.job
         self.recorded = twin.recorded
 
-    steps = blocking(aio.Rollout.steps)
     release = blocking(aio.Rollout.release)
     close = blocking(aio.Rollout.close)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from .. import sandbox as aio
-from ..protocol.steps import Step
 from .files import Files
-from .portal import Portal, Twin, blocking, iterated
+from .logged import Logged
+from .portal import Portal, blocking
 from .process import Process
 from .session import Session
 
 
-class Sandbox(Twin):
+class Sandbox(Logged):
     __doc__ = aio.Sandbox.__doc__
 
     def __init__(self, portal: Portal, twin: aio.Sandbox) -> None:
@@ -26,7 +26,6 @@ class Sandbox(Twin):
     run = blocking(aio.Sandbox.run)
     info = blocking(aio.Sandbox.info)
     logs = blocking(aio.Sandbox.logs)
-    steps = blocking(aio.Sandbox.steps)
     pause = blocking(aio.Sandbox.pause)
     resume = blocking(aio.Sandbox.resume)
     stop = blocking(aio.Sandbox.stop)
@@ -59,14 +58,6 @@ class Sandbox(Twin):
         A handle made from an id has no numbers, and is the same on every track.
         """
         return Sandbox(self._portal, self._portal.run(lambda: self._twin.track(name)))
-
-    def follow_steps(self, *, after: int = 0, track: str | None = None, requests: bool = True) -> Iterator[Step]:
-        """Its steps whose `seq` is above `after`, those there are and then each as it ends; one that ran at first
-        comes again when it has ended.
-
-        :raises OutcomeUnknownError: the connection was lost.
-        """
-        return iterated(self._portal, self._twin.follow_steps(after=after, track=track, requests=requests))
 
     def session(
         self,
