@@ -184,9 +184,10 @@ async def test_following_sends_each_step_when_it_has_ended_and_none_twice(open_l
 async def test_following_filters_and_ends_at_its_limit(open_log: Open) -> None:
     async with open_log() as book:
         client, tasks = Client(), Tasks()
+        await book.run(1)
         reading(book, client, tasks, follow=True, track="main", limit=3)
-        await asyncio.sleep(0)
-        for n in range(1, 5):
+        await came(client, 1)
+        for n in range(2, 5):
             await book.run(n, track="other/1")
             await book.run(n)
         await client.ended.wait()
@@ -198,8 +199,8 @@ async def test_following_tells_nothing_of_what_began_before(open_log: Open) -> N
     async with open_log() as book:
         early = await book.begin(1)
         client, tasks = Client(), Tasks()
-        reading(book, client, tasks, follow=True, after=1, limit=2)
         await book.run(2)
+        reading(book, client, tasks, follow=True, after=1, limit=2)
         await came(client, 1)
         await end(early)
         await book.run(3)
@@ -222,6 +223,18 @@ async def test_a_follower_that_does_not_read_is_told(open_log: Open, monkeypatch
         await client.ended.wait()
         await tasks.end()
         assert client.code() == "quota_exceeded"
+
+
+async def test_a_follower_of_what_has_not_begun_waits_for_it(open_log: Open) -> None:
+    async with open_log() as book:
+        client, tasks = Client(), Tasks()
+        reading(book, client, tasks, scope="later", follow=True, limit=3)
+        await asyncio.sleep(0)
+        for n in range(1, 4):
+            await book.run(n, scope="later")
+        await client.ended.wait()
+        await tasks.end()
+        assert {step.n for step in client.steps()} > {1}
 
 
 async def test_a_follower_of_what_never_begins_leaves_nothing(open_log: Open) -> None:
@@ -263,6 +276,32 @@ async def test_the_output_of_a_step(open_log: Open, size: int) -> None:
         assert client.answer is not None
         step = msgspec.msgpack.decode(client.answer, type=Step)
         assert (step.n, step.stdout, step.stderr) == (1, OutputRecord(len(out)), OutputRecord(len(err)))
+
+
+@pytest.mark.parametrize("moment", ["before it is looked for", "after"])
+async def test_the_output_of_a_step_that_ends_meanwhile(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    async with open_log() as book:
+        entry = await book.begin(1)
+        find = reader_module._find
+
+        async def found(*asked: Any) -> Step:
+            if moment != "after":
+                await end(entry, b"out")
+            step = await find(*asked)
+            if moment == "after":
+                await end(entry, b"out")
+            return step
+
+        monkeypatch.setattr(reader_module, "_find", found)
+        client, tasks = Client(), Tasks()
+        client.answerer = read_output(book.log, LogOutputRequest(SANDBOX, "main", 1), client, tasks.spawn)
+        await client.ended.wait()
+        await tasks.end()
+        assert client.answer is not None
+        state = msgspec.msgpack.decode(client.answer, type=Step).state
+        assert (state, client.output(2)) == (("running", b"") if moment == "after" else ("result", b"out"))
 
 
 async def test_the_output_of_what_has_none(open_log: Open) -> None:

@@ -138,8 +138,11 @@ class _Reading:
 async def _read_output(log: CommandLog, asked: LogOutputRequest, flow: Flow) -> None:
     name = step_name(asked.track, asked.n)
     try:
-        step = await _find(log, asked)
         recorded = log.recorded(asked.scope, asked.track, asked.n)
+        step = await _find(log, asked)
+        if recorded is None and step.state in ("result", "error"):
+            # it has ended between the two looks; of one that runs the step alone is told
+            recorded = log.recorded(asked.scope, asked.track, asked.n)
         if recorded is not None and not await send_output(log, recorded, flow):
             raise DeadlineExceededError(f"cannot finish the output of step {name}: its caller gave it up")
         flow.caller.result(_encode(step))
