@@ -188,7 +188,7 @@ async def test_following_filters_and_ends_at_its_limit(open_log: Open) -> None:
         reading(book, client, tasks, follow=True, track="main", limit=3)
         await came(client, 1)
         for n in range(2, 5):
-            await book.run(n, track="other/1")
+            await book.run(n - 1, track="other/1")
             await book.run(n)
         await client.ended.wait()
         await tasks.end()
