@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 
+from dsec.cli.main import main
 from dsec.config import load
 from libdsec.protocol.calls import Empty, ServerInfo
 from libdsec.protocol.errors import NotFoundError, SandboxStateError, UnavailableError
@@ -199,18 +200,14 @@ def test_durable_is_of_the_configuration():
     assert load({}).durable is False
 
 
-def completed(words, url, **environment):
-    variables = {
-        **os.environ,
+def asking(words, url):
+    """How a shell asks for what may follow."""
+    return {
         "_DSEC_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
         "DSEC_URL": url,
-        **environment,
     }
-    done = subprocess.run([sys.executable, "-m", "dsec"], env=variables, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    return done.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -224,16 +221,28 @@ def completed(words, url, **environment):
         ("dsec log xy", [XYZ]),
     ],
 )
-def test_the_shell_completes_what_the_server_knows(node, words, found):
-    assert completed(words, node.url) == found
+def test_the_shell_completes_what_the_server_knows(node, words, found, monkeypatch, capfd):
+    for name, value in asking(words, node.url).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main()
+    told = capfd.readouterr()
+    assert (told.out.split(), told.err) == (found, "")
 
 
 def test_without_a_server_nothing_is_completed_and_none_started(node, tmp_path):
-    assert completed("dsec exec ab", "", DSEC_RUN_DIR=str(tmp_path / "run")) == []
+    def completed(url):
+        environment = {**os.environ, **asking("dsec exec ab", url), "DSEC_RUN_DIR": str(tmp_path / "run")}
+        command = [sys.executable, "-m", "dsec"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert completed("") == []
     assert not (tmp_path / "run").exists()
 
     @node.server.answers("sandbox.list")
     async def _(call: FakeCall) -> Empty:
         raise UnavailableError("cannot list")
 
-    assert completed("dsec exec ab", node.url) == []
+    assert completed(node.url) == []
