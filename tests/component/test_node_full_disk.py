@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from dsec.testing.fake_driver import Machine
 from dsec.testing.fake_node import FakeNode, fake_node
 from libdsec.protocol.errors import CapacityError, DSecError, OutcomeUnknownError
+from libdsec.protocol.lifecycle import State
 
 
 @contextmanager
@@ -100,6 +102,33 @@ async def test_a_stop_that_cannot_be_recorded_is_told_and_known_later(
         info = await client.call("sandbox.inspect", sandbox=sandbox)
         assert (info["state"], info["cause"]) == ("stopped", "client")
         assert (await client.step("main", 1, "sandbox.stop", sandbox=sandbox).answer())["state"] == "stopped"
+
+
+@pytest.mark.parametrize("room", [False, True])
+async def test_a_pause_that_is_done_and_not_written_is_told_and_written_later(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    machine: Machine = {}
+    async with fake_node(run_dir, machine=machine) as node, node.client() as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "tiny:1", "job": "j"}))["id"]
+        instance = node.driver.instances[sandbox]
+        with ExitStack() as later:
+            pause = instance.pause
+
+            async def paused() -> None:
+                await pause()
+                later.enter_context(full_disk(node))
+
+            monkeypatch.setattr(instance, "pause", paused)
+            assert await client.call("job.pause", job="j") == {"done": 1, "failed": {}, "failures": 0}
+            assert (await client.call("sandbox.inspect", sandbox=sandbox))["state"] == "paused"
+        if room:
+            node.edge.sweep()
+        node.leave = True
+        node.driver.crash()
+    async with fake_node(run_dir, machine=machine) as node, node.client() as client:
+        await until(lambda: node.edge.registry.get(sandbox).state in (State.RUNNING, State.PAUSED))
+        assert (await client.call("sandbox.inspect", sandbox=sandbox))["state"] == ("paused" if room else "running")
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -227,7 +227,7 @@ class Edge:
         """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang. Write what a
         full disk did not take."""
         self.log.mend()
-        self.rows.mend()
+        self.rows.mend(self.clock.now())
         now = self.clock.monotonic()
         for sandbox in self.registry.live():
             if sandbox.paused_at is not None:

@@ -6,7 +6,8 @@ A change that was begun comes to its end, whatever becomes of who asked for it: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -25,7 +26,8 @@ _log = structlog.get_logger("dsec.edge")
 
 
 async def pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
-    """Paused afterwards. Idempotent.
+    """Paused afterwards. Idempotent. On a full disk that may not be written yet: should the edge die before it is, the
+    next one resumes it.
 
     :raises DSecError: it could not be paused and runs again, or has ended.
     """
@@ -57,22 +59,18 @@ async def _to_its_end(edge: Edge, change: Coroutine[Any, Any, None]) -> None:
 async def _pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     async with sandbox.turn:
         instance = sandbox.require(Operation.PAUSE, "pause what runs")
-        if sandbox.state is State.PAUSED or not sandbox.move(State.RUNNING, State.PAUSING):
+        if not sandbox.move(State.RUNNING, State.PAUSING):
             return
         sandbox.begin_pause(edge.clock.now(), edge.clock.monotonic())
-        try:
+        with _brought_back(edge, sandbox, State.PAUSING, State.RUNNING, "pause"):
             # should we die in between, the next edge must expect it frozen
             await edge.written(sandbox)
             faults.point("pause.begun")
             await instance.pause()
-        except BaseException as error:
-            _back(edge, sandbox, State.PAUSING, State.RUNNING, "pause", error)
-            raise
         faults.point("pause.done")
         if not sandbox.move(State.PAUSING, State.PAUSED):
             raise _ended(sandbox, Operation.PAUSE)
-        sandbox.log.add(edge.clock.now(), "paused", {"cause": cause})
-        await edge.written(sandbox)
+        await _note(edge, sandbox, "paused", cause)
 
 
 async def _resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
@@ -80,32 +78,46 @@ async def _resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
         instance = sandbox.require(Operation.RESUME, "resume what is paused")
         if not sandbox.move(State.PAUSED, State.RESUMING):
             return
-        try:
+        with _brought_back(edge, sandbox, State.RESUMING, State.PAUSED, "resume"):
             await edge.written(sandbox)
             faults.point("resume.begun")
             await instance.resume()
-        except BaseException as error:
-            _back(edge, sandbox, State.RESUMING, State.PAUSED, "resume", error)
-            raise
         faults.point("resume.done")
         if not sandbox.move(State.RESUMING, State.RUNNING):
             raise _ended(sandbox, Operation.RESUME)
         sandbox.end_pause(edge.clock.now(), edge.clock.monotonic())
         edge.recovery.settle(sandbox)
-        sandbox.log.add(edge.clock.now(), "resumed", {"cause": cause})
+        await _note(edge, sandbox, "resumed", cause)
+
+
+@contextmanager
+def _brought_back(edge: Edge, sandbox: Sandbox, state: State, before: State, verb: str) -> Iterator[None]:
+    """Where it cannot be done the driver has brought it back to where it was."""
+    try:
+        yield
+    except BaseException as error:
+        if sandbox.move(state, before):
+            if before is State.RUNNING:
+                sandbox.end_pause(edge.clock.now(), edge.clock.monotonic())
+            told = (
+                error
+                if isinstance(error, DSecError) or not isinstance(error, Exception)
+                else as_dsec_error(error, verb)
+            )
+            sandbox.log.add(edge.clock.now(), f"{verb}_failed", {"message": str(told)})
+            _log.warning("sandbox not paused or resumed", sandbox=sandbox.id, verb=verb, error=str(told))
+            edge.rows.save(sandbox, edge.clock.now())
+        raise
+
+
+async def _note(edge: Edge, sandbox: Sandbox, event: str, cause: str) -> None:
+    """It is done, and so it is said, also where it cannot be written: it will be when there is room. An edge that dies
+    before that has it running again."""
+    sandbox.log.add(edge.clock.now(), event, {"cause": cause})
+    try:
         await edge.written(sandbox)
-
-
-def _back(edge: Edge, sandbox: Sandbox, state: State, before: State, verb: str, error: BaseException) -> None:
-    """It could not be done; the driver has brought it back to where it was."""
-    if not sandbox.move(state, before):
-        return
-    if before is State.RUNNING:
-        sandbox.end_pause(edge.clock.now(), edge.clock.monotonic())
-    told = error if isinstance(error, DSecError) or not isinstance(error, Exception) else as_dsec_error(error, verb)
-    sandbox.log.add(edge.clock.now(), f"{verb}_failed", {"message": str(told)})
-    _log.warning("sandbox not paused or resumed", sandbox=sandbox.id, verb=verb, error=str(told))
-    edge.rows.save(sandbox, edge.clock.now())
+    except DSecError as error:
+        _log.warning("not written yet", sandbox=sandbox.id, state=str(sandbox.state), error=str(error))
 
 
 def _ended(sandbox: Sandbox, operation: Operation) -> DSecError:

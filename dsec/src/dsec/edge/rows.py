@@ -70,8 +70,8 @@ class Rows:
         self._journal = journal
         self._written: set[str] = set()
         """Those of which there is a row that is to change yet."""
-        self._late: dict[str, tuple[Sandbox, float]] = {}
-        """Those whose last row could not be written, and when they ended."""
+        self._late: dict[str, tuple[Sandbox, float | None]] = {}
+        """Those whose row could not be written, and when they ended."""
 
     def save(
         self,
@@ -89,27 +89,27 @@ class Rows:
         self._written.add(sandbox.id)
         ended = now if sandbox.final else None
         values = (sandbox.id, str(sandbox.state), sandbox.created_at, ended, _encode(_record(sandbox)))
-        if not sandbox.final:
-            self._journal.submit(_SAVE, values, then, failed)
-            return
 
-        def over() -> None:
-            self._written.discard(sandbox.id)
+        def written() -> None:
+            if ended is not None:
+                self._written.discard(sandbox.id)
             if then is not None:
                 then()
 
         def late(error: DSecError) -> None:
-            self._late[sandbox.id] = sandbox, now
+            self._late[sandbox.id] = sandbox, ended
             if failed is not None:
                 failed(error)
 
-        self._journal.submit(_SAVE, values, over, late)
+        self._journal.submit(_SAVE, values, written, late)
 
-    def mend(self) -> None:
-        """Now and then: write how sandboxes have ended where a full disk did not take it."""
+    def mend(self, now: float) -> None:
+        """Now and then: write how sandboxes are, or have ended, where a full disk did not take it."""
         late, self._late = self._late, {}
         for sandbox, ended in late.values():
-            self.save(sandbox, ended)
+            # one that has ended since was saved then
+            if ended is not None or not sandbox.final:
+                self.save(sandbox, now if ended is None else ended)
 
     def load(self, kept_final: int) -> Iterator[tuple[str, Record]]:
         """Every sandbox written down, the oldest first; of those that have ended the last `kept_final`."""
