@@ -167,7 +167,9 @@ class Files:
     ) -> Transfer:
         """Copy a local file to `path`, or what is below a local directory into the directory `path`.
 
-        `progress` is called with the number of bytes sent so far.
+        `progress` is called with the number of bytes sent so far. Of a directory the times of its files go along, as
+        `make` and others need them, and are part of what a command log compares: where a program that runs again makes
+        the directory anew, it must set them (`os.utime`), or the upload is a `ReplayDivergedError`.
         """
         source = os.fspath(local)
         if await asyncio.to_thread(os.path.isdir, source):

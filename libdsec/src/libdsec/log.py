@@ -1,7 +1,7 @@
 """Command logs from outside: read without being held, and recorded requests said to another sandbox.
 
-This is for the command line, `dsec log` and `dsec replay`, and none of the SDK's public names: nothing here is exported,
-has a blocking twin, or is promised to stay. Programs read logs by the `steps` and `follow_steps` of their handles.
+This is for the command line, `dsec log` and `dsec replay`, and none of the SDK's public names: nothing here is
+exported, has a blocking twin, or is promised to stay. Programs read logs by `steps` and `follow_steps` of handles.
 """
 
 from __future__ import annotations

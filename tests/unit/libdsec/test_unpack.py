@@ -188,6 +188,25 @@ def test_garbage_never_escapes(data, tmp_path_factory: pytest.TempPathFactory):
             assert (real + "/").startswith(f"{base}/in/"), entry
 
 
+def test_a_directory_made_anew_is_the_same_bytes_where_its_times_are(tmp_path: Path):
+    """What `Files.upload` says of programs that run again."""
+
+    def packed(name: str, order: list[str], time: int) -> bytes:
+        directory = tmp_path / name
+        (directory / "sub").mkdir(parents=True)
+        for path in order:
+            (directory / path).write_text(path)
+        for path in (*order, "sub", "."):
+            os.utime(directory / path, (time, time))
+        with open(tmp_path / f"{name}.tar", "wb") as tar:
+            pack(str(directory), os.dup(tar.fileno()))
+        return (tmp_path / f"{name}.tar").read_bytes()
+
+    first = packed("first", ["a", "b", "sub/c"], 5)
+    assert packed("second", ["sub/c", "b", "a"], 5) == first
+    assert packed("third", ["a", "b", "sub/c"], 6) != first
+
+
 def test_packed_and_unpacked_is_the_same(tmp_path: Path):
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "deep/er").mkdir(parents=True)
