@@ -1,7 +1,9 @@
 """Names point at images, once and for good."""
 
+import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,9 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def catalogue(path: str) -> Catalogue:
-    return Catalogue(path)
+def catalogue(path: str) -> Iterator[Catalogue]:
+    with contextlib.closing(Catalogue(path)) as catalogue:
+        yield catalogue
 
 
 def layer(catalogue_path: str, number: int) -> LayerRecord:
@@ -146,7 +149,8 @@ def test_of_many_publishing_one_name_one_wins(path: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["lost"] * 7 + ["won"]
-    assert len(Catalogue(path).layer_digests()) == 1
+    with contextlib.closing(Catalogue(path)) as catalogue:
+        assert len(catalogue.layer_digests()) == 1
 
 
 def test_a_newer_schema_is_refused_untouched(path: str, catalogue: Catalogue) -> None:

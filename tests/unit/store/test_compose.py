@@ -1,5 +1,7 @@
 """Base, workspace and toolkits as one stack, and what must not be stacked."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ BASE = {"bin": "-> usr/bin", "usr/bin/sh": "#!", "etc/passwd": "root", "opt": No
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    store = LocalStore(str(tmp_path / "state"))
-    stock(store, tmp_path / "trees", "base:1", BASE, config=ImageConfig({"PATH": "/bin", "A": "base"}, "/srv", "app"))
-    return store
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    config = ImageConfig({"PATH": "/bin", "A": "base"}, "/srv", "app")
+    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
+        stock(store, tmp_path / "trees", "base:1", BASE, config=config)
+        yield store
 
 
 def test_the_base_alone(store: LocalStore) -> None:

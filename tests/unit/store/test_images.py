@@ -1,8 +1,10 @@
 """Images from directories and tars: published whole or not at all."""
 
+import contextlib
 import io
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from libdsec.protocol.errors import AlreadyExistsError, InvalidArgumentError
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "state"))
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
+        yield store
 
 
 def nothing(progress: BuildProgress) -> None:

@@ -1,9 +1,11 @@
 """Layers appear whole or not at all, and go when no image has them."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from libdsec.protocol.errors import AlreadyExistsError, ConflictError, ImageNotF
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "state"))
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
+        yield store
 
 
 def layers_of(store: LocalStore) -> list[str]:
