@@ -11,7 +11,8 @@ which the node numbers (`cli`, `other`) have no numbers here and nothing is repl
 
 What must always hold:
 - a number goes to one request: a call that is said again after a loss is said under its own number, and a number is
-  given back only when its call surely did not run and is not recorded;
+  given back only when its call surely did not run and is not recorded, or is recorded and could not be read;
+- a step whose outcome nobody knows runs once more where the caller has chosen so, and no third time by itself;
 - what is replayed has the recorded request's digest, and of input also that; else nothing is told but the difference;
 - nothing is replayed or sent once the lease is lost.
 """
