@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dsec.drivers.container import launch as launch_module
 from dsec.drivers.container.fork_server import ForkServer
 from dsec.drivers.container.sandboxes import Sandboxes
 from libdsec.protocol.errors import UnavailableError
@@ -30,6 +34,21 @@ def mute_server(directory: Path) -> ForkServer:
         timeout_s=0.2,
         owner=Sandboxes(asyncio.create_task),
     )
+
+
+def test_a_server_that_cannot_be_written_down_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def execute(*what: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*what))
+        return started[-1]
+
+    real = launch_module._execute
+    monkeypatch.setattr(launch_module, "_execute", execute)
+    mute_server(tmp_path)
+    with pytest.raises(UnavailableError):
+        launch_module.launch(str(tmp_path / "mute"), str(tmp_path / "s"), str(tmp_path / "log"), str(tmp_path))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def recorded_pid(directory: Path) -> int:

@@ -37,8 +37,14 @@ def launch(aether: str, socket_path: str, log_path: str, record_path: str) -> su
         try:
             with _listening(socket_path) as sock:
                 process = _execute(aether, os.path.dirname(socket_path), sock.fileno(), log)
-            with open(record_path, "wb") as file:
-                file.write(msgspec.json.encode(Record(process.pid, start_time(process.pid))))
+            try:
+                with open(record_path, "wb") as file:
+                    file.write(msgspec.json.encode(Record(process.pid, start_time(process.pid))))
+            except BaseException:
+                # nobody would find it again
+                process.kill()
+                process.wait()
+                raise
             return process
         finally:
             os.close(log)
