@@ -22,7 +22,7 @@ from libdsec.protocol.errors import DSecError, InvalidArgumentError, SandboxFail
 from libdsec.protocol.ids import new_sandbox_id
 from libdsec.protocol.lifecycle import State
 from libdsec.protocol.spec import SandboxInfo
-from libdsec.protocol.steps import MAIN, StepTag, check_scope_name
+from libdsec.protocol.steps import CREATE, MAIN, StepTag, check_scope_name
 
 from .arguments import encode, read
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 MAX_SPEC_BYTES = 128 * 1024
 """Of an encoded request: what is kept for each sandbox and must fit into an answer."""
-
-CREATE_TRACK = "create"
-"""Of a sandbox's own log: holds one step, how it was made."""
 
 
 def create(edge: Edge, request: Request, caller: Caller) -> Answerer:
@@ -66,7 +63,7 @@ async def _create_alone(edge: Edge, request: Request, asked: CreateRequest, made
     if info.id == made:
         step = edge.log.begin(
             scope=made,
-            tag=StepTag(CREATE_TRACK, 1),
+            tag=StepTag(CREATE, 1),
             sandbox=made,
             method=request.method,
             args=asked,
