@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -47,6 +48,26 @@ def test_slots_never_share_an_id(steps: list[bool]) -> None:
         assert len(keepers) == len(taken)
         assert all(0x7000_0000 <= keeper < 0x7000_0000 + RANGE <= base for keeper in keepers for base in ranges)
         assert slots.taken == len(taken)
+
+
+@given(st.integers(-3 * RANGE, 3 * RANGE), st.sets(st.integers(0, 7), min_size=1, max_size=4))
+def test_what_was_made_under_another_base_keeps_its_ids_and_shares_none(moved: int, indexes: set[int]) -> None:
+    earlier, slots = Slots(0x7000_0000 + moved, 8), Slots(0x7000_0000, 8)
+    made = [slot for slot in (earlier.take() for _ in range(8)) if slot.index in indexes]
+    taken = [slots.adopt(slot.index, slot.id_base) for slot in made]
+    assert taken == made
+    with contextlib.suppress(AdmissionRejectedError):
+        while True:
+            taken.append(slots.take())
+    for one, other in itertools.combinations(taken, 2):
+        for keeper, base in ((one.keeper, other.id_base), (other.keeper, one.id_base)):
+            assert not base <= keeper < base + RANGE
+        assert abs(one.id_base - other.id_base) >= RANGE
+        assert one.keeper != other.keeper
+    assert len({slot.index for slot in taken}) == len(taken)
+    for slot in taken:
+        slots.give_back(slot)
+    assert sorted(slots.take().index for _ in range(8)) == list(range(8))
 
 
 def test_a_slot_rests_as_long_as_possible_and_is_given_back_once() -> None:

@@ -53,6 +53,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     create_ms: float | None = None
     paused_at: float | None = None
     paused_s: float = 0.0
+    id_base: int = 0
+    """First of its host ids; 0: not written down, as of the edge's own base."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -140,6 +142,7 @@ def _record(sandbox: Sandbox) -> Record:
         create_ms=sandbox.create_ms,
         paused_at=sandbox.paused_at,
         paused_s=sandbox.paused_s,
+        id_base=slot.id_base if slot is not None else 0,
     )
 
 
