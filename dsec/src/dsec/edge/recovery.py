@@ -130,7 +130,7 @@ class Recovery:
     async def _adopt(self, sandbox: Sandbox, record: Record) -> None:
         edge = self._edge
         driver = edge.driver(sandbox.spec.backend)
-        slot = edge.slots.adopt(record.slot)
+        slot = edge.slots.adopt(record.slot, record.id_base)
         sandbox.slot = slot
         edge.admission.adopt(sandbox.spec.requests)
         was_paused = sandbox.state in PAUSES
