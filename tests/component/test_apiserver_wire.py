@@ -168,7 +168,7 @@ async def test_a_client_beyond_its_window_is_disconnected(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client, node.client() as other:
         sandbox = await create(other)
         # a program that does not read grants nothing
-        stuck = client.start("exec", sandbox=sandbox, argv=["sleep", "1000"], stdin=True)
+        stuck = client.start("exec", sandbox=sandbox, argv=["sleep", "1000"], stdin=True, stream=True)
         for _ in range(WINDOW // 65_536 + 1):
             stuck.feed(b"x" * 65_536, end=False)
         async with asyncio.timeout(TIMEOUT_S):

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::commands::Command;
 use super::event_loop::EventLoop;
 use super::files::{FileCall, Operation};
+use super::input::Input;
 use super::outcome::{invalid, too_many};
 use super::pty::Size;
 use super::sessions::{not_found, CloseArgs, OpenArgs, RunArgs, Session};
@@ -40,6 +41,12 @@ struct Pong {
 #[derive(Serialize)]
 struct Held {
     held_ms: u64,
+}
+
+/// News of a call that waits for input, to a successor of the edge that sent it.
+#[derive(Serialize)]
+struct Lack {
+    lacks_input: bool,
 }
 
 /// News of a running command from its caller.
@@ -92,9 +99,21 @@ impl EventLoop {
         if self.world.edge.meet(hello)? {
             self.commands.values_mut().for_each(Command::reset_windows);
             self.files.values_mut().for_each(FileCall::reset_windows);
+            self.tell_lacks()?;
             fault::point("init.successor");
         }
         Ok(())
+    }
+
+    /// A successor cannot know how much its predecessor has sent: it is told where some is missing.
+    fn tell_lacks(&mut self) -> Result<(), ChannelError> {
+        let commands = self.commands.iter().filter(|(_, command)| command.input().is_some_and(Input::lacks_end));
+        let files = self.files.iter().filter(|(_, file)| file.lacks_input());
+        let lacking: Vec<u64> = commands.map(|(call, _)| *call).chain(files.map(|(call, _)| *call)).collect();
+        lacking.iter().try_for_each(|call| {
+            let news = Frame::message(Kind::Event, *call, &Lack { lacks_input: true })?;
+            self.world.edge.send(&news)
+        })
     }
 
     fn take_call(&mut self, frame: &Frame) -> Result<(), ChannelError> {

@@ -57,6 +57,11 @@ pub struct Input {
 }
 
 impl Input {
+    /// Whether more is to come.
+    pub fn lacks_end(&self) -> bool {
+        !self.ended
+    }
+
     /// `target` must not block; it may be attached later.
     pub fn new(target: Option<OwnedFd>, terminal: bool) -> Self {
         let (queue, allowance) = (VecDeque::new(), Allowance::new());

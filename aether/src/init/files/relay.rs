@@ -84,6 +84,11 @@ impl FileCall {
         })
     }
 
+    /// Whether input is to come yet.
+    pub fn lacks_input(&self) -> bool {
+        self.flow == Flow::Input && !self.input_ended
+    }
+
     pub fn endless(&self) -> bool {
         self.flow == Flow::Endless
     }

@@ -14,5 +14,6 @@ from .calls import Answerer, Caller, Request, encode_error
 from .incidents import as_dsec_error
 from .local import LocalBus
 from .protocol import Bus, Handler
+from .unheard import Unheard
 
-__all__ = ["Answerer", "Bus", "Caller", "Handler", "LocalBus", "Request", "as_dsec_error", "encode_error"]
+__all__ = ["Answerer", "Bus", "Caller", "Handler", "LocalBus", "Request", "Unheard", "as_dsec_error", "encode_error"]

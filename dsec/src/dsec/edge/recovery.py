@@ -16,7 +16,8 @@ adopted although it is there has failed with that as its cause, and is swept.
     --------------------------------------------  ---------------------------------------------------
     in a sandbox, which names it                  open again: it answers when it ends
     in a sandbox, which does not name it          no step: it never arrived, and may be asked for again
-    in a sandbox, which names it, a file's read   no step: it may be asked for again
+    ... but a file's read, or a write cut short   no step: it may be asked for again
+    ... but its input was cut short, or a stream  canceled; unknown: what it did so far stands
     in a sandbox that has failed                  unknown: it may have run
     of the edge's own (create, pause, stop, ...)  no step: whoever asks again gets it done
 """
@@ -24,25 +25,26 @@ adopted although it is there has failed with that as its cause, and is swept.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
 
 from dsec import faults
-from dsec.bus import Answerer, Caller, as_dsec_error, encode_error
+from dsec.bus import Answerer, Caller, Unheard, as_dsec_error, encode_error
 from dsec.commandlog import OpenStep
 from dsec.drivers.base import End
 from libdsec.protocol.errors import DSecError, InvalidArgumentError, OutcomeUnknownError, SandboxFailedError
 from libdsec.protocol.lifecycle import State
 
 from . import ending, pausing
-from .feed import Unheard
 from .relay import Relay
 from .resolve import make_defaults, timeout_ms
 from .rows import Record, restored
 from .sandbox import PAUSES, Sandbox
 from .verbs.create import order_of
+from .verbs.files import READS, is_harmless
 
 if TYPE_CHECKING:
     from .edge import Edge
@@ -52,24 +54,51 @@ AT_ONCE = 32
 
 ADOPT_TIMEOUT_S = 30.0
 _RELAYED = ("exec", "session.", "file.")
-_READS = frozenset({"file.read", "file.list", "file.archive"})
-"""Whose output a sandbox does not keep: it is as large as may be."""
-
 _log = structlog.get_logger("dsec.recovery")
 
 
-class _Timed(msgspec.Struct):
-    """What the requests of commands have in common."""
+class _Asked(msgspec.Struct):
+    """What counts of a recorded request here."""
 
     timeout_s: float | None = None
+    append: bool = False
+
+    @property
+    def timeout_ms(self) -> int:
+        """Of the command; 0 is none."""
+        try:
+            return timeout_ms(self.timeout_s)
+        except InvalidArgumentError:
+            return 0  # it would have been refused: the sandbox does not have it
 
 
 class _Unsettled(NamedTuple):
     step: OpenStep
-    timeout_ms: int
+    request: _Asked
 
 
-_decode_timed = msgspec.msgpack.Decoder(_Timed).decode
+class _News(msgspec.Struct):
+    """EVENT of a call that a sandbox knows."""
+
+    lacks_input: bool = False
+
+
+class _Adopted(Unheard):
+    """The caller of a call whose client has gone with an earlier edge."""
+
+    cut: Callable[[], None] = staticmethod(lambda: None)
+
+    def event(self, payload: bytes) -> None:
+        try:
+            news = _decode_news(payload)
+        except msgspec.DecodeError:
+            return  # other news, for a reader that has gone
+        if news.lacks_input:
+            self.cut()
+
+
+_decode_asked = msgspec.msgpack.Decoder(_Asked).decode
+_decode_news = msgspec.msgpack.Decoder(_News).decode
 
 
 class Recovery:
@@ -86,7 +115,7 @@ class Recovery:
         steps = edge.log.running()
         for step in steps:
             if step.method.startswith(_RELAYED):
-                self._unsettled.setdefault(step.sandbox, {})[step.key] = _Unsettled(step, _timeout_ms(step))
+                self._unsettled.setdefault(step.sandbox, {})[step.key] = _Unsettled(step, _asked(step))
             else:
                 step.withdraw(_nothing)
         turns = asyncio.Semaphore(AT_ONCE)
@@ -169,18 +198,20 @@ class Recovery:
         unsettled = self._unsettled.get(sandbox.id, {}).pop(tag, None)
         if unsettled is None:
             return None
-        step, timeout_ms = unsettled
-        if step.method in _READS:
+        step, request = unsettled
+        if step.method in READS:
             # what it has given so far went with the earlier edge, and reading it again does no harm
             answerer.cancel()
             step.withdraw(_nothing)
             return None
-        relay = Relay(self._edge, sandbox, Unheard(answerer), step, step.method, None)
+        adopted = _Adopted(answerer)
+        harmless = is_harmless(step.method, request)
+        relay = Relay(self._edge, sandbox, adopted, step, step.method, None, harmless=harmless)
+        adopted.cut = relay.feed.cut
         relay.feed.open(answerer)
-        relay.limit(timeout_ms)
+        relay.limit(request.timeout_ms)
         if step.opaque and running:
-            # a stream without its reader
-            answerer.cancel()
+            relay.feed.abandon()
         return relay
 
     def _finish_stop(self, sandbox: Sandbox) -> None:
@@ -225,12 +256,11 @@ class Recovery:
         )
 
 
-def _timeout_ms(step: OpenStep) -> int:
-    """Of the command; 0 is none."""
+def _asked(step: OpenStep) -> _Asked:
     try:
-        return timeout_ms(_decode_timed(step.request()).timeout_s)
-    except (msgspec.DecodeError, InvalidArgumentError):
-        return 0  # it would have been refused: the sandbox does not have it
+        return _decode_asked(step.request())
+    except msgspec.DecodeError:
+        return _Asked()
 
 
 def _nothing() -> None: ...

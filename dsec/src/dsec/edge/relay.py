@@ -11,7 +11,7 @@ import msgspec
 from dsec import faults
 from dsec.bus import Caller, encode_error
 from dsec.commandlog import OpenStep, Recorder
-from libdsec.protocol.errors import BY_CODE, DSecError, ErrorBody, OutcomeUnknownError
+from libdsec.protocol.errors import BY_CODE, DeadlineExceededError, DSecError, ErrorBody, OutcomeUnknownError
 
 from .feed import Feed
 from .sandbox import Sandbox
@@ -36,6 +36,7 @@ class Relay:
         "_edge",
         "_event",
         "_expired",
+        "_harmless",
         "_recorder",
         "_sandbox",
         "_step",
@@ -54,22 +55,27 @@ class Relay:
         step: OpenStep,
         event: str,
         detail: dict[str, Any] | None,
+        *,
+        gathers: bool = False,
+        harmless: bool = False,
     ) -> None:
-        """`event` and `detail`: how the end is written into the sandbox's events; no detail, no entry."""
+        """`event` and `detail`: how the end is written into the sandbox's events; no detail, no entry. `gathers`: see
+        `Feed`. `harmless`: begun and canceled, it may be done again from its beginning."""
         self._edge = edge
         self._sandbox = sandbox
         self._caller = caller
         self._step = step
         self._recorder = Recorder(edge.held)
         self._collects = not step.opaque
-        self.feed = Feed(self._recorder)
+        self._harmless = harmless
+        self.feed = Feed(caller, self._recorder, live=bool(step.opaque), gathers=gathers, on_given_up=self._given_up)
         self._event = event
         self._detail = detail
         self._done = self._expired = False
         self.due = float("inf")
         """When PID 1 must have answered, by the monotonic clock."""
         # these need no book-keeping: the caller's own methods, without a step between
-        self.credit: Callable[[int, int], None] = caller.credit
+        self.credit: Callable[[int, int], None] = self.feed.consumed
         self.event = caller.event
         self.when_drained = caller.when_drained
         sandbox.open.add(self)
@@ -84,7 +90,10 @@ class Relay:
             self._late()
             return
         self._done = True
-        self._end("result", payload, lambda: self._caller.result(payload))
+        if self.feed.interrupted and _was_canceled(payload):
+            self._cut_short(payload, lambda: self._caller.result(payload))
+        else:
+            self._end("result", payload, lambda: self._caller.result(payload))
 
     def error(self, payload: bytes) -> None:
         if self._done:
@@ -97,8 +106,31 @@ class Relay:
             # it surely did not run: the number is free for the next try
             self._step.withdraw(lambda: self._deliver(payload, lambda: self._caller.error(payload)))
             return
+        if self.feed.interrupted and code == DeadlineExceededError.code:
+            self._cut_short(payload, lambda: self._caller.error(payload))
+            return
         state = "unknown" if code == OutcomeUnknownError.code else "error"
         self._end(state, payload, lambda: self._caller.error(payload))
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def _given_up(self) -> None:
+        """Before anything was sent."""
+        if self._done:
+            return
+        self._done = True
+        payload = encode_error(DeadlineExceededError("cannot run it: its caller gave it up before it was sent"))
+        self._step.withdraw(lambda: self._deliver(payload, lambda: self._caller.error(payload)))
+
+    def _cut_short(self, payload: bytes, tell: Callable[[], None]) -> None:
+        """Its client gave it up, or its input was lost, and it was killed for that. Whoever runs the same program again
+        must not take this for what came of it."""
+        if self._harmless:
+            self._step.withdraw(lambda: self._deliver(payload, tell))
+        else:
+            self._end("unknown", payload, tell)
 
     def fail(self, error: DSecError) -> None:
         self.error(encode_error(error))
@@ -172,6 +204,20 @@ class Relay:
         sandbox.touch(now, self._edge.clock.monotonic())
         if self._detail is not None:
             sandbox.log.add(now, self._event, self._detail, payload)
+
+
+class _Ended(msgspec.Struct):
+    ended: str = ""
+
+
+_decode_ended = msgspec.msgpack.Decoder(_Ended).decode
+
+
+def _was_canceled(payload: bytes) -> bool:
+    try:
+        return _decode_ended(payload).ended == "canceled"
+    except msgspec.DecodeError:
+        return False
 
 
 def _code(payload: bytes) -> str:

@@ -43,8 +43,12 @@ class Plan(NamedTuple):
     """In words, for refusals."""
     resolve: Callable[[Defaults], Any]
     """The arguments for init. May raise."""
-    streaming: bool = False
     opaque: str = ""
+    """Why it cannot be replayed, in words; such a call ends with its client."""
+    gathers: bool = False
+    """It has input that the client sends of itself and to its end."""
+    harmless: bool = False
+    """Begun and canceled, it may be done again from its beginning."""
     event: str = ""
     detail: dict[str, Any] | None = None
 
@@ -56,7 +60,7 @@ def run_in_sandbox(
     step = _begin(edge, sandbox.scope, sandbox, request, asked, caller, plan.opaque)
     if not isinstance(step, OpenStep):
         return step
-    relay = Relay(edge, sandbox, caller, step, plan.event, plan.detail)
+    relay = Relay(edge, sandbox, caller, step, plan.event, plan.detail, gathers=plan.gathers, harmless=plan.harmless)
     try:
         sandbox.require(plan.operation, plan.doing)
         args = plan.resolve(sandbox.running_defaults)
@@ -64,18 +68,24 @@ def run_in_sandbox(
         relay.fail(as_dsec_error(error, f"answer {request.method}"))
         return relay.feed
     relay.limit(getattr(args, "timeout_ms", 0))
-    step.when_begun(lambda: _send(edge, sandbox, relay, step, plan, args), relay.refuse)
+
+    def send() -> None:
+        _send(edge, sandbox, relay, step, plan, args)
+
+    step.when_begun(lambda: relay.feed.when_gathered(send), relay.refuse)
     return relay.feed
 
 
 def _send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan, args: Any) -> None:
+    if relay.done:
+        return  # given up meanwhile
     faults.point("step.begun")
     if sandbox.paused:
         edge.spawn(_wake_and_send(edge, sandbox, relay, step, plan, args))
         return
     try:
         instance = sandbox.require(plan.operation, plan.doing)
-        answerer = instance.call(plan.method, args, relay, streaming=plan.streaming, tag=step.key)
+        answerer = instance.call(plan.method, args, relay, streaming=bool(plan.opaque), tag=step.key)
     except Exception as error:
         relay.fail(as_dsec_error(error, f"send {plan.method}"))
         return

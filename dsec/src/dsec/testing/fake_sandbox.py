@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dsec.bus import Caller, encode_error
+from dsec.bus import Caller, Unheard, encode_error
 from dsec.drivers.base import OnKnown, Order
-from dsec.drivers.container.own_calls import Unheard
 from libdsec.protocol.errors import (
     DSecError,
     InvalidArgumentError,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dsec.bus import Caller, encode_error
+from dsec.bus import Caller, Unheard, encode_error
 from dsec.drivers.base import OnKnown
 from libdsec.protocol import frames
 from libdsec.protocol.errors import (
@@ -31,8 +31,6 @@ from libdsec.protocol.errors import (
     WireError,
 )
 from libdsec.protocol.frames import Frame, Kind
-
-from .own_calls import Unheard
 
 MAX_CALLS = 1024
 """Open at once on one channel."""

@@ -1,4 +1,4 @@
-"""Calls that the driver itself makes of an init, and calls that nobody wants to hear of any more."""
+"""Calls that the driver itself makes of an init."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from dsec.bus import Answerer
 from libdsec.protocol.errors import ErrorBody, from_body
 
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -47,29 +46,6 @@ class Reply:
     def credit(self, stream: int, amount: int) -> None: ...
 
     def event(self, payload: bytes) -> None: ...
-
-
-class Unheard:
-    """Grants what comes and throws it away, so that a command without a listener goes on."""
-
-    def __init__(self, answerer: Answerer) -> None:
-        self._answerer = answerer
-
-    def data(self, stream: int, payload: bytes, flags: int) -> bool:
-        if payload:
-            self._answerer.credit(stream, len(payload))
-        return True
-
-    def when_drained(self, resume: Callable[[], None]) -> None:
-        resume()
-
-    def credit(self, stream: int, amount: int) -> None: ...
-
-    def event(self, payload: bytes) -> None: ...
-
-    def result(self, payload: bytes) -> None: ...
-
-    def error(self, payload: bytes) -> None: ...
 
 
 def _seen(done: asyncio.Future[dict[str, Any]]) -> None:

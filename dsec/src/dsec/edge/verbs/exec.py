@@ -25,9 +25,8 @@ def execute(edge: Edge, request: Request, caller: Caller) -> Answerer:
         Operation.EXEC,
         "run a command",
         lambda defaults: resolve_exec(asked, defaults),
-        # what has input or shows its output as it comes makes no sense without its client
-        streaming=asked.stream or asked.stdin or asked.pty,
         opaque=_opaque(asked),
+        gathers=asked.stdin and not (asked.stream or asked.pty),
         event="exec",
         detail={"argv": shortened(" ".join(asked.argv[:8]))},
     )

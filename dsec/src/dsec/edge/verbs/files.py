@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.resolve import resolve_file
@@ -14,8 +14,8 @@ from .arguments import read_any
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
 
-_HALF_DONE = frozenset({"file.write", "file.extract", "file.watch", "file.read", "file.archive", "file.list"})
-"""Those with a stream: without their client nobody feeds or reads it."""
+READS = frozenset({"file.read", "file.list", "file.archive", "file.stat"})
+_WITH_INPUT = frozenset({"file.write", "file.extract"})
 
 
 def operate(edge: Edge, request: Request, caller: Caller) -> Answerer:
@@ -26,7 +26,13 @@ def operate(edge: Edge, request: Request, caller: Caller) -> Answerer:
         Operation.FILES,
         "use files",
         lambda defaults: resolve_file(asked, defaults),
-        streaming=request.method in _HALF_DONE,
+        gathers=request.method in _WITH_INPUT,
+        harmless=is_harmless(request.method, asked),
         opaque="it was a watch" if request.method == "file.watch" else "",
     )
     return run_in_sandbox(edge, sandbox, request, asked, caller, plan)
+
+
+def is_harmless(method: str, asked: Any) -> bool:
+    """Begun and cut short, it may be done again from its beginning: a read, or a write that replaces the whole."""
+    return method in READS or (method == "file.write" and not asked.append)
