@@ -17,6 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,13 +106,44 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+_REMAINS = pytest.StashKey[Remains]()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def nothing_remains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The first fixture of a run, and so the last to end: what is there then is left behind."""
-    remains = Remains(tmp_path_factory.getbasetemp())
-    yield
-    left = remains.left()
-    assert not left, "the tests left behind:\n" + "\n".join(left)
+def nothing_remains(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The first fixture of a run: what is there before it is not the run's."""
+    pytestconfig.stash[_REMAINS] = Remains(tmp_path_factory.getbasetemp())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """While servers of others and of ours still run."""
+    remains = item.config.stash.get(_REMAINS, None)
+    if remains is not None:  # as it is not before the first test that is not skipped
+        remains.look()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """What is there when every fixture has ended, also those that end here because the run was interrupted, is left.
+
+    It is reported as an error beside those of tests: an exception here would be all that pytest says of the run.
+    """
+    faults = []
+    try:
+        yield
+    except Exception:
+        faults.append(f"a fixture did not end as it should:\n{traceback.format_exc()}")
+    remains = session.config.stash.get(_REMAINS, None)
+    if remains is not None and (left := remains.left()):
+        faults.append("the tests left behind:\n" + "\n".join(left))
+    if not faults:
+        return
+    where = (str(Path(__file__).relative_to(session.config.rootpath)), None, "nothing_remains")
+    report = pytest.TestReport(f"{where[0]}::{where[2]}", where, {}, "failed", "\n".join(faults), "teardown")
+    session.config.hook.pytest_runtest_logreport(report=report)
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _dsec(environment: dict[str, str], *arguments: str) -> str:

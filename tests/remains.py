@@ -1,8 +1,9 @@
 """What a test run must not leave behind on the machine.
 
 What others do there meanwhile does not count. A mount, a loop device, a file or a process is ours by a path of this run
-in its name, or by the environment that this run gave it; a control group is one that was not there before and that no
-server which still runs has made.
+in its name, or by the environment that this run gave it. A control group is ours when it was not there before, unless
+the server whose edge it names was seen to run and is not ours: such a server may be of another container, of which
+nothing is seen but the name that it holds, and it may end without giving back what it has.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import glob
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TOKEN = "DSEC_TEST_RUN"
@@ -62,7 +63,17 @@ class Remains:
         os.environ[TOKEN] = str(os.getpid())
         self._ours = (f"{temporary}/", f"{BUILD}/{STATE_PREFIX}", f"/var/tmp/{DISK_PREFIX}")
         self._groups = set(_groups())
+        self._others: set[str] = set()
+        """Names of groups of servers that this run did not start."""
         self._networks = set(glob.glob("/run/netns/*"))
+
+    def look(self) -> None:
+        """See whose groups there are, while their servers run. For after each test."""
+        new = {os.path.basename(path) for path in set(_groups()) - self._groups} - self._others
+        if new and (held := new & set(_groups_of_servers())):
+            ours = set(_groups_of(self._processes()))
+            # one of ours that has ended in between is not taken for another's
+            self._others |= (held - ours) & set(_groups_of_servers())
 
     def left(self) -> list[str]:
         """What is there all the while and should not be: others' groups may come and go."""
@@ -82,20 +93,19 @@ class Remains:
                 yield f"loop device over {path}"
         yield from (f"directory {path}" for prefix in self._ours[1:] for path in glob.glob(f"{prefix}*"))
         yield from (f"network namespace {path}" for path in {*glob.glob("/run/netns/*")} - self._networks)
-        yield from self._processes()
+        yield from (f"process {pid}: {_command(pid)[:200]}" for pid in self._processes())
+        self.look()
         groups = set(_groups()) - self._groups
-        if groups:
-            others = set(_groups_of_servers())
-            yield from (f"control group {path}" for path in groups if os.path.basename(path) not in others)
+        yield from (f"control group {path}" for path in groups if os.path.basename(path) not in self._others)
 
-    def _processes(self) -> Iterator[str]:
+    def _processes(self) -> Iterator[int]:
         mark = f"{TOKEN}={os.getpid()}".encode()
         for pid in _pids():
-            command = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+            command = _command(pid)
             if pid == os.getpid() or not command:
                 continue
             if self._names_ours(command) or mark in _read(f"/proc/{pid}/environ").split(b"\0"):
-                yield f"process {pid}: {command[:200]}"
+                yield pid
 
     def _names_ours(self, text: str) -> bool:
         return any(path in text for path in self._ours)
@@ -108,17 +118,27 @@ def _groups() -> list[str]:
 
 
 def _groups_of_servers() -> Iterator[str]:
-    """Names of the groups of every server that runs."""
-    for pid in _pids():
+    """Names of the groups of every server that runs, whoever started it: it holds its edge's name as a socket's."""
+    for line in _read("/proc/net/unix").decode(errors="replace").splitlines():
+        _, held, prefix = line.partition(" @dsec-edge-")
+        if held:
+            yield f"dsec-{prefix}"
+
+
+def _groups_of(processes: Iterable[int]) -> Iterator[str]:
+    """Names of the groups of those processes that are servers."""
+    for pid in processes:
         words = _read(f"/proc/{pid}/cmdline").split(b"\0")
-        if b"serve" not in words:
-            continue
         variables = dict(word.partition(b"=")[::2] for word in _read(f"/proc/{pid}/environ").split(b"\0"))
         state = variables.get(b"DSEC_STATE_DIR", b"/var/lib/dsec")
         if b"--state-dir" in words:
             state = words[words.index(b"--state-dir") + 1]
         if identity := _read(os.path.join(state, b"edge.json")):
             yield f"dsec-{json.loads(identity)['edge_prefix']}"
+
+
+def _command(pid: int) -> str:
+    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _pids() -> list[int]:
