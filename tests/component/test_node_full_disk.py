@@ -104,6 +104,21 @@ async def test_a_stop_that_cannot_be_recorded_is_told_and_known_later(
         assert (await client.step("main", 1, "sandbox.stop", sandbox=sandbox).answer())["state"] == "stopped"
 
 
+async def test_an_end_that_cannot_be_written_is_written_later(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "tiny:1", "job": "j"}))["id"]
+        with full_disk(node):
+            await client.call("job.stop", job="j")
+            node.edge.sweep()
+            node.edge.journal.flush_now()
+        node.edge.sweep()
+        node.leave = True
+        node.driver.crash()
+    async with fake_node(run_dir) as node, node.client() as client:
+        info = await client.call("sandbox.inspect", sandbox=sandbox)
+        assert (info["state"], info["cause"]) == ("stopped", "job")
+
+
 @pytest.mark.parametrize("room", [False, True])
 async def test_a_pause_that_is_done_and_not_written_is_told_and_written_later(
     run_dir: str, monkeypatch: pytest.MonkeyPatch, room: bool
