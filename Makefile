@@ -17,7 +17,7 @@ demo: image  ## the main job: all HumanEval tasks as rollouts, each in a sandbox
 
 test: setup  ## all tests
 	cargo test --locked -q -p aether
-	pytest -q
+	pytest --durations=15
 
 unit: setup  ## the tests that need no root
 	pytest -q tests/unit
