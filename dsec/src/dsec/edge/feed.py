@@ -35,6 +35,7 @@ class Feed:
         "_recorder",
         "_room",
         "_start",
+        "_unread",
         "interrupted",
     )
 
@@ -56,6 +57,7 @@ class Feed:
         self._owed = 0
         self._room = WINDOW
         self._input_ended = False
+        self._unread: dict[int, int] = {}
         self.interrupted = False
         """It was told to end before its time: by its client, or because the rest of its input never comes."""
 
@@ -100,7 +102,12 @@ class Feed:
                 return
         self._say(lambda answerer: answerer.data(stream, payload, flags))
 
+    def passed(self, stream: int, amount: int) -> None:
+        """So much output is on its way to the client, which has not granted it again yet."""
+        self._unread[stream] = self._unread.get(stream, 0) + amount
+
     def credit(self, stream: int, amount: int) -> None:
+        self._unread[stream] = self._unread.get(stream, 0) - amount
         if self._answerer is not None:
             self._answerer.credit(stream, amount)
 
@@ -109,12 +116,20 @@ class Feed:
 
     def cancel(self) -> None:
         """Its client wants it no more, but waits for its end."""
-        self._interrupt()
+        if self._live:
+            self._say(lambda answerer: answerer.cancel())
+        else:
+            self._interrupt()
 
     def abandon(self) -> None:
         """Its client has gone. What needs it ends; everything else goes on, and is recorded."""
         if self._live or (self._gathers and not self._input_ended):
             self._interrupt()
+            return
+        # what was on its way to it counts as read, or the call would wait for the credit
+        for stream, unread in list(self._unread.items()):
+            if unread > 0:
+                self.credit(stream, unread)
 
     def cut(self) -> None:
         """The rest of its input never comes."""

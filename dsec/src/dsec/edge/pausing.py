@@ -29,9 +29,22 @@ async def pause(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     """Paused afterwards. Idempotent. On a full disk that may not be written yet: should the edge die before it is, the
     next one resumes it.
 
+    Whoever gives it up gives up what it has done: it runs again, as do the calls that it has stopped.
     :raises DSecError: it could not be paused and runs again, or has ended.
     """
-    await _to_its_end(edge, _pause(edge, sandbox, cause))
+    try:
+        await _to_its_end(edge, _pause(edge, sandbox, cause))
+    except asyncio.CancelledError:
+        if not edge.closing:
+            edge.spawn(_undo(edge, sandbox))
+        raise
+
+
+async def _undo(edge: Edge, sandbox: Sandbox) -> None:
+    try:
+        await resume(edge, sandbox, "given_up")
+    except DSecError as error:
+        _log.warning("a pause that was given up could not be undone", sandbox=sandbox.id, error=str(error))
 
 
 async def resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:

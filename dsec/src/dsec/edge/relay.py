@@ -83,6 +83,7 @@ class Relay:
     def data(self, stream: int, payload: bytes, flags: int) -> bool:
         if self._collects:
             self._recorder.output(stream, payload)
+        self.feed.passed(stream, len(payload))
         return self._caller.data(stream, payload, flags)
 
     def result(self, payload: bytes) -> None:

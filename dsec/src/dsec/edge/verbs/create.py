@@ -7,10 +7,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error
 from dsec.commandlog import Begun, OpenStep
-from dsec.drivers.base import Driver, End, Order, Slot
+from dsec.drivers.base import Driver, End, Instance, OnEnd, Order, Slot
 from dsec.edge import ending
 from dsec.edge.options import check_key, check_spec
 from dsec.edge.resolve import make_defaults, timeout_ms
@@ -18,7 +20,13 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.steps import run_as_task
 from dsec.edge.tasks import answer_by_task, outcome_of_commit
 from libdsec.protocol.calls import CreateRequest
-from libdsec.protocol.errors import DSecError, InvalidArgumentError, SandboxFailedError, SandboxStateError
+from libdsec.protocol.errors import (
+    DSecError,
+    InvalidArgumentError,
+    SandboxFailedError,
+    SandboxStateError,
+    UnavailableError,
+)
 from libdsec.protocol.ids import new_sandbox_id
 from libdsec.protocol.lifecycle import State
 from libdsec.protocol.spec import SandboxInfo
@@ -29,8 +37,14 @@ from .arguments import encode, read
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
 
+ATTEMPTS = 3
+"""Of one create, where the backend's machinery goes away."""
+
 MAX_SPEC_BYTES = 128 * 1024
 """Of an encoded request: what is kept for each sandbox and must fit into an answer."""
+
+
+_log = structlog.get_logger("dsec.edge")
 
 
 def create(edge: Edge, request: Request, caller: Caller) -> Answerer:
@@ -162,7 +176,7 @@ async def _make(edge: Edge, driver: Driver, sandbox: Sandbox, order: Order) -> N
         ending.failed(edge, sandbox, end)
 
     try:
-        instance = await driver.create(order, on_end)
+        instance = await _tried(edge, driver, sandbox, order, on_end)
     except BaseException as error:
         told = _unmade(edge, sandbox, error)
         if told is error:
@@ -178,6 +192,18 @@ async def _make(edge: Edge, driver: Driver, sandbox: Sandbox, order: Order) -> N
         ending.clean(edge, sandbox, ended)
         raise ended
     raise _stopped(sandbox)
+
+
+async def _tried(edge: Edge, driver: Driver, sandbox: Sandbox, order: Order, on_end: OnEnd) -> Instance:
+    """Again where the machinery went away in the middle and nothing was made: it is there again by then."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return await driver.create(order, on_end)
+        except UnavailableError as error:
+            if attempt == ATTEMPTS or edge.closing or sandbox.state is not State.CREATING:
+                raise
+            _log.warning("creating again", sandbox=sandbox.id, why=str(error))
+    raise AssertionError("unreachable")
 
 
 def _unmade(edge: Edge, sandbox: Sandbox, error: BaseException) -> BaseException:
