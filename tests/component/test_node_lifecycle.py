@@ -163,10 +163,17 @@ async def test_a_key_makes_one_sandbox(run_dir: str) -> None:
 
 async def test_a_key_whose_create_failed_may_be_used_again(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client:
-        node.driver.refuse = UnavailableError("cannot create: not now")
-        with pytest.raises(UnavailableError):
+        node.driver.refuse = InternalError("cannot create: a step failed")
+        with pytest.raises(InternalError):
             await client.call("sandbox.create", spec={"image": "tiny:1"}, idempotency_key="k")
         info = await client.call("sandbox.create", spec={"image": "tiny:1"}, idempotency_key="k")
+        assert info["state"] == "running"
+
+
+async def test_a_create_outlives_the_machinery_that_goes_away_in_it(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        node.driver.refuse = UnavailableError("cannot create: the fork server has gone")
+        info = await client.call("sandbox.create", spec={"image": "tiny:1"})
         assert info["state"] == "running"
 
 
