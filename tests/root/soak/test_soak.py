@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from node_process import NodeProcess, dying_cgroups
 
+from dsec.commandlog.log import MAX_RESTING
 from dsec.testing.tiny_root import make_tiny_root
 from libdsec import DSecClient, DSecContainerRunArgs
 
@@ -22,10 +23,10 @@ IN_FLIGHT = 16
 KEPT_FINAL = 100
 """Sandboxes that the node remembers after their end: few, so that this memory has its size before we look."""
 
-WARM_UP = 600
-"""Enough for arenas, pools and caches to have theirs."""
+WARM_UP = 2 * MAX_RESTING
+"""The command log keeps as many ended scopes as it ever does; arenas, pools and caches have their size."""
 
-SLOPE_LIMIT = 1024 * 1024
+SLOPE_LIMIT = 512 * 1024
 """Bytes that a process may grow by in 1,000 cycles."""
 
 NOISE = 1024 * 1024
