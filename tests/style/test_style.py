@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,6 +25,12 @@ def _sources() -> list[Path]:
 def test_files_stay_small() -> None:
     long = [str(p) for p in _sources() if len((REPOSITORY / p).read_text().splitlines()) > HARD_LIMIT]
     assert long == []
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """They are imported by name alone: of two with one name pytest takes the first, and then refuses to go on."""
+    names = Counter(p.name for p in _sources() if p.parts[0] == "tests" and p.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_drawers() -> None:
