@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fault_node import FaultNode
-from fault_points import ALLOWED, FAILED, Victim
+from fault_points import ALLOWED, CUT_SHORT, FAILED, NOTHING, Victim
 from fault_program import COUNTER, Notes
 from node_process import mounts_naming
 
@@ -33,7 +33,8 @@ def outcomes(notes: Notes, victim: Victim) -> Iterator[str]:
     yield from notes.wrong
     stay, again = ALLOWED[victim.kind]
     for name, outcome in notes.acknowledged.items():
-        if outcome[0] == "error" and outcome[1] not in stay:
+        may = stay | CUT_SHORT.get(victim.kind, NOTHING) if name in notes.fed else stay
+        if outcome[0] == "error" and outcome[1] not in may:
             yield f"{name} ended with {outcome[1:]}, which the death of {victim.kind} does not allow"
     for name, code in notes.retried:
         if code not in again:

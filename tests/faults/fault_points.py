@@ -39,6 +39,13 @@ ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "edge and fork server": (FAILED, frozenset({"unavailable"})),
 }
 
+CUT_SHORT: dict[str, frozenset[str]] = {
+    # what a server was handing over when it died ends with it, and how far it came nobody knows
+    "edge": frozenset({"outcome_unknown"}),
+    "edge twice": frozenset({"outcome_unknown"}),
+}
+"""Errors that stay of a step with input, beside those of ALLOWED."""
+
 
 class Victim(NamedTuple):
     """One way to die."""

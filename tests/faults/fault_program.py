@@ -40,6 +40,8 @@ class Notes:
         """Of each sandbox: what may stand in its counter file."""
         self.sandboxes: dict[str, str] = {}
         """The ids, by the names of their creates."""
+        self.fed: set[str] = set()
+        """Steps with input that cannot be said again from its beginning once some of it was handed over."""
         self.retried: list[tuple[str, str]] = []
         """Steps and the errors after which they were asked for again."""
         self.wrong: list[str] = []
@@ -89,7 +91,8 @@ class Program:
     def _draw_plan(self) -> list[Callable[[str, Sandbox], Awaitable[None]]]:
         kinds = [self._exec, self._append, self._rewrite, self._session, self._large, self._pause, self._together]
         weights = (6, 2, 2, 2, 1, 3, 3)
-        drawn = self._random.choices(kinds, weights, k=self._random.randint(4, 8))
+        # one that makes the counter file comes first
+        drawn = [self._exec, *self._random.choices(kinds, weights, k=self._random.randint(4, 8))]
         if self._kind.full:
             drawn += kinds
             self._random.shuffle(drawn)
@@ -131,6 +134,7 @@ class Program:
 
     async def _append(self, name: str, sandbox: Sandbox) -> None:
         token = f"{self._token(name)}\n"
+        self._notes.fed.add(name)
         await self._step(name, lambda: sandbox.files.append(COUNTER, token), lambda size: size == len(token))
 
     async def _rewrite(self, name: str, sandbox: Sandbox) -> None:
