@@ -229,6 +229,24 @@ async def test_a_paused_sandbox_is_adopted_paused_and_its_calls_settle_when_it_w
         assert joined["exit_code"] == 0
 
 
+async def test_a_call_that_joins_a_step_wakes_what_is_paused(run_dir: str) -> None:
+    machine: Machine = {}
+    async with fake_node(run_dir, machine=machine) as first, first.client() as client:
+        sandbox = await create(client)
+        client.step("main", 1, "exec", sandbox=sandbox, argv=["sleep", "0.05"])
+        await client.call("sandbox.pause", sandbox=sandbox)
+        again = client.step("main", 1, "exec", sandbox=sandbox, argv=["sleep", "0.05"])
+        assert (await again.answer())["exit_code"] == 0
+        client.step("main", 2, "exec", sandbox=sandbox, argv=["sleep", "0.05"])
+        await client.call("sandbox.pause", sandbox=sandbox)
+        first.leave = True
+        first.driver.crash()
+    async with fake_node(run_dir, machine=machine) as second, second.client() as client:
+        joined = await client.step("main", 2, "exec", sandbox=sandbox, argv=["sleep", "0.05"]).answer()
+        assert joined["exit_code"] == 0
+        assert (await client.call("sandbox.inspect", sandbox=sandbox))["state"] == "running"
+
+
 async def test_the_earlier_holder_of_a_rollout_is_fenced(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client:
         first = await client.call("lease.take", kind="rollout", name="r-1", job="j")

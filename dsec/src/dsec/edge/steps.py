@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import structlog
 
 from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Work = Callable[[OpenStep], Coroutine[Any, Any, msgspec.Struct]]
 
 _encode = msgspec.msgpack.Encoder().encode
+_log = structlog.get_logger("dsec.edge")
 
 
 class Plan(NamedTuple):
@@ -59,6 +61,9 @@ def run_in_sandbox(
     """Begin the step, send the call once it is written down, record its end, then tell the client."""
     step = _begin(edge, sandbox.scope, sandbox, request, asked, caller, plan.opaque)
     if not isinstance(step, OpenStep):
+        if isinstance(step, _JoinedCall) and sandbox.paused:
+            # what it has joined stands still, and nobody else may ever ask
+            edge.spawn(_wake(edge, sandbox))
         return step
     relay = Relay(edge, sandbox, caller, step, plan.event, plan.detail, gathers=plan.gathers, harmless=plan.harmless)
     try:
@@ -91,6 +96,13 @@ def _send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan
         return
     faults.point("step.sent")
     relay.feed.open(answerer)
+
+
+async def _wake(edge: Edge, sandbox: Sandbox) -> None:
+    try:
+        await pausing.resume(edge, sandbox, "call")
+    except DSecError as error:
+        _log.warning("not resumed for a call that has joined a step", sandbox=sandbox.id, error=str(error))
 
 
 async def _wake_and_send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan, args: Any) -> None:
