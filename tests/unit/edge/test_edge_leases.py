@@ -60,6 +60,27 @@ async def test_silence_pauses_then_stops_and_each_once(tmp_path: Path) -> None:
         assert seen == [(15, "pause"), (30, "stop")]
 
 
+async def test_what_an_edge_died_in_before_all_orphans_were_stopped_is_due_again(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with opened(tmp_path) as journal:
+        leases = Leases(journal, clock)
+        leases.take(rollout(lease_s=10, stop_after_s=20))
+        clock.advance(31)
+        assert [found.action for found in leases.due()] == ["stop"]
+    async with opened(tmp_path) as journal:
+        leases = Leases(journal, clock)
+        leases.load()
+        assert leases.due() == []
+        clock.advance(31)
+        (found,) = leases.due()
+        leases.acted(found.lease)
+    async with opened(tmp_path) as journal:
+        leases = Leases(journal, clock)
+        leases.load()
+        clock.advance(31)
+        assert leases.due() == []
+
+
 async def test_a_renewal_ends_the_silence(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         clock = FakeClock()

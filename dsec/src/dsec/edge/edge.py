@@ -19,7 +19,7 @@ from . import bulk, ending
 from .admission import Admission
 from .clock import Clock
 from .images import Images
-from .leases import Leases
+from .leases import Lease, Leases
 from .options import Machine
 from .reaper import Reaper
 from .recovery import Recovery
@@ -215,7 +215,11 @@ class Edge:
             else:
                 orphans = [sandbox for sandbox in self.registry.live() if sandbox.id == lease.name]
             _log.info("orphaned", kind=lease.kind, name=lease.name, action=action, sandboxes=len(orphans))
-            self.spawn(bulk.act(self, orphans, bulk.ACTIONS[action], "orphaned", lambda *_: None))
+            self.spawn(self._end_orphans_of(lease, orphans, bulk.ACTIONS[action]))
+
+    async def _end_orphans_of(self, lease: Lease, orphans: list[Sandbox], action: bulk.Action) -> None:
+        await bulk.act(self, orphans, action, "orphaned", lambda *_: None)
+        self.leases.acted(lease)
 
     def prune(self) -> None:
         """Let go of command logs that were kept long enough."""

@@ -190,7 +190,8 @@ class Leases:
         return len(self._of_job.get(job, ()))
 
     def due(self) -> list[Orphaned]:
-        """What has been orphaned long enough, each named once."""
+        """What has been orphaned long enough, each named once. It is written down by `acted`: an edge that dies before
+        has a successor which begins again."""
         now = self._clock.monotonic()
         found: list[Orphaned] = []
         for key, lease in self._leases.items():
@@ -203,10 +204,12 @@ class Leases:
             elif lease.pause_after_s is not None and orphaned >= lease.pause_after_s and not lease.done:
                 lease.done = "paused"
                 found.append(Orphaned(lease, "pause"))
-            else:
-                continue
-            self._save(lease)
         return found
+
+    def acted(self, lease: Lease) -> None:
+        """What `due` asked for was done to all of its orphans."""
+        if self._leases.get((lease.kind, lease.name)) is lease:
+            self._save(lease)
 
     def info(self, lease: Lease, steps: int = 0) -> LeaseInfo:
         left = lease.lease_s - (self._clock.monotonic() - self._renewed[lease.kind, lease.name])
