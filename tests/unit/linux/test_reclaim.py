@@ -88,6 +88,31 @@ def test_v2_that_refuses_is_told_and_the_swap_bound_is_put_back(
     assert (tmp_path / "memory.swap.max").read_text() == "0"
 
 
+def test_many_processes_are_pinned_some_at_a_time_and_without_descriptors_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    opened: set[int] = set()
+    most = 0
+
+    def pidfd_open(pid: int) -> int:
+        nonlocal most
+        if pid % 10 == 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        opened.add(pid)
+        most = max(most, len(opened))
+        return pid
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    monkeypatch.setattr(os, "close", opened.discard)
+    monkeypatch.setattr(advice, "mappings", lambda pid, **_: looked_at.append(pid) or [])
+    group = Cgroup("s0", ((str(tmp_path), 2, ("pids",)),))
+    monkeypatch.setattr(Cgroup, "processes", lambda _: set(range(1, 1001)))
+    assert reclaim._page_out(group, reclaim._Limit(float("inf"), reclaim._NEVER))
+    assert looked_at == [pid for pid in range(1, 1001) if pid % 10]
+    assert (most <= reclaim._PINNED, opened) == (True, set())
+
+
 def test_advice_goes_on_behind_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = (0x3000, 0x1000)
     calls: list[list[tuple[int, int]]] = []

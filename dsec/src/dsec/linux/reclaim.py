@@ -38,6 +38,8 @@ _LITTLE = 256 * 1024
 """A step that yields less is fruitless."""
 _FRUITLESS = 2
 """So many fruitless steps in a row have found all there is."""
+_PINNED = 128
+"""Processes that are held by descriptors at once: one group must not take all that there are."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NEVER = threading.Event()
 
@@ -91,7 +93,7 @@ def prefetch(cgroup: Cgroup, deadline_s: float) -> int:
     deadline. Files are left out: what we have read of them would be charged to us, not to the group.
     """
     limit, asked = _Limit(time.monotonic() + deadline_s, _NEVER), 0
-    with _opened(cgroup) as processes:
+    with _opened(cgroup, sorted(cgroup.processes())[:_PINNED]) as processes:
         wanted: list[tuple[int, int, int]] = []
         for pid, pidfd in processes.items():
             if limit.reached():
@@ -133,12 +135,12 @@ class _Limit:
 
 
 @contextlib.contextmanager
-def _opened(cgroup: Cgroup) -> Iterator[dict[int, int]]:
-    """Pid → pidfd of every process of the group."""
+def _opened(cgroup: Cgroup, pids: list[int]) -> Iterator[dict[int, int]]:
+    """Pid → pidfd of those of the group's processes that are there still, and for which there are descriptors."""
     with contextlib.ExitStack() as stack:
         opened = {}
-        for pid in cgroup.processes():
-            with contextlib.suppress(ProcessLookupError):
+        for pid in pids:
+            with contextlib.suppress(OSError):
                 opened[pid] = os.pidfd_open(pid)
                 stack.callback(os.close, opened[pid])
         # a pid may have been given to a stranger before it was pinned by the descriptor
@@ -147,7 +149,12 @@ def _opened(cgroup: Cgroup) -> Iterator[dict[int, int]]:
 
 
 def _page_out(cgroup: Cgroup, limit: _Limit) -> bool:
-    with _opened(cgroup) as processes:
+    pids = sorted(cgroup.processes())
+    return all(_page_out_some(cgroup, pids[at : at + _PINNED], limit) for at in range(0, len(pids), _PINNED))
+
+
+def _page_out_some(cgroup: Cgroup, pids: list[int], limit: _Limit) -> bool:
+    with _opened(cgroup, pids) as processes:
         for pid, pidfd in processes.items():
             if limit.reached():
                 return False

@@ -60,7 +60,7 @@ async def prefetch_and_thaw(cgroup: Cgroup, *, deadline_s: float) -> None:
     try:
         async with asyncio.timeout(min(deadline_s, _PREFETCH_WAIT_S)):
             await asyncio.to_thread(prefetch, cgroup, min(PREFETCH_S, deadline_s))
-    except (KernelError, TimeoutError) as error:
+    except OSError as error:
         # only slower: everything is read when it is needed
         _log.info("not prefetched", cgroup=cgroup.name, error=str(error) or "no time")
     finally:
