@@ -79,3 +79,9 @@ def test_targets(name: str, ours: float, peer: tuple[str, float | None], holds: 
 
 def test_every_bench_has_a_target() -> None:
     assert set(BENCHES) == set(TARGETS)
+
+
+def test_what_came_to_nothing_is_no_measure() -> None:
+    nothing = Figure(0.0, "MB", 3)
+    made = report("idle-memory", MACHINE, Figure(0.4, "MB", 3), {"peer": nothing, "absent": None}, nothing)
+    assert made.ratios == {"peer": None, "absent": None, "floor": None}

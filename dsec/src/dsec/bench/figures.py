@@ -108,10 +108,15 @@ def of_rate(turns: int, seconds: float, detail: Mapping[str, float] | None = Non
     return Figure(turns / seconds, "1/s", turns, detail=dict(detail or {}))
 
 
+def _ratio(ours: Figure, other: Figure | None) -> float | None:
+    """None also where the other came to nothing: what is smaller than the noise is no measure."""
+    return ours.value / other.value if other is not None and other.value > 0 else None
+
+
 def report(
     name: str, machine: Machine, ours: Figure, peers: Mapping[str, Figure | None], floor: Figure | None
 ) -> Report:
     """The report with every ratio: ours divided by each peer and, where there is one, by the floor."""
     against = dict(peers) if floor is None else {**peers, "floor": floor}
-    ratios = {key: None if figure is None else ours.value / figure.value for key, figure in against.items()}
+    ratios = {key: _ratio(ours, figure) for key, figure in against.items()}
     return Report(name, ours, dict(peers), floor, ratios, machine)
