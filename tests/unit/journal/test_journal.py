@@ -328,6 +328,16 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
         assert journal.query("SELECT count(*) FROM things") == [(0,)]
 
 
+@pytest.mark.parametrize("left", [None, b""])
+async def test_a_wal_without_its_file_is_not_thrown_away(tmp_path: Path, left: bytes | None) -> None:
+    (tmp_path / "j-wal").write_bytes(b"written lately")
+    if left is not None:
+        (tmp_path / "j").write_bytes(left)
+    with pytest.raises(UnavailableError, match="put a copy back"):
+        Journal(str(tmp_path / "j"), asyncio.get_running_loop())
+    assert (tmp_path / "j-wal").read_bytes() == b"written lately"
+
+
 @pytest.mark.parametrize("damage", [b"not a database at all, but a text" * 200, b"SQLite format 3\0" + bytes(8000)])
 async def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "j").write_bytes(damage)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from libdsec.protocol.errors import CapacityError, DeadlineExceededError, DSecError
 
-from .failure import as_error
+from .failure import as_error, damaged
 from .schema import Schema, migrate
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.
 
     :raises UnavailableError | CapacityError: see `Journal`.
     """
+    _require_whole(path)
     _make_private(path)
     try:
         database = sqlite3.connect(
@@ -54,6 +55,21 @@ def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.
         return database
     except sqlite3.Error as error:
         raise as_error(error, path) from error
+
+
+def _require_whole(path: str) -> None:
+    """Of a file that is empty or gone SQLite throws the WAL away, in which all may be that was written lately.
+
+    :raises UnavailableError: the WAL is there and the file is not.
+    """
+    sizes = []
+    for name in (path, f"{path}-wal"):
+        try:
+            sizes.append(os.stat(name).st_size)
+        except OSError:
+            sizes.append(0)
+    if sizes[1] and not sizes[0]:
+        raise damaged(path, FileNotFoundError("it is empty or gone, and its -wal is not"))
 
 
 def _make_private(path: str) -> None:
