@@ -192,7 +192,7 @@ def _make_edge(
             shm_bytes=config.shm_bytes,
             epoch=new_token(),
             fork_server_timeout_s=config.fork_server_timeout_s,
-            start_number=starts.count_start(journal),
+            start_number=starts.count_start(journal, SystemClock().now()),
         ),
         cgroups=CgroupPool(f"dsec-{identity.edge_prefix}", Hierarchies.detect()),
         layers=layers,

@@ -66,7 +66,7 @@ class ContainerConfig:
     shm_bytes: int
     epoch: str
     start_number: int = 0
-    """How many edges of this node started before: call numbers are never those of a predecessor."""
+    """Above that of every earlier edge of this node: call numbers are never those of a predecessor."""
     fork_server_timeout_s: float = 10.0
 
 
