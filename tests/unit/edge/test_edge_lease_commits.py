@@ -19,7 +19,8 @@ from dsec.edge.leases import Leases
 from dsec.edge.verbs import leases as verbs
 from dsec.journal import Journal
 from dsec.testing.fake_clock import FakeClock
-from libdsec.protocol.jobs import LeaseRequest
+from libdsec.protocol.errors import LeaseLostError
+from libdsec.protocol.jobs import LeaseHolder, LeaseRequest
 
 
 class Told:
@@ -64,4 +65,29 @@ async def test_a_lease_that_cannot_be_written_is_not_given(tmp_path: Path, kind:
     journal.flush_now()
     assert told.answers == ["internal" if alone else "capacity"]
     journal._apply = apply  # type: ignore[method-assign]
+    await journal.close()
+
+
+async def test_whoever_holds_a_lease_keeps_it_when_it_cannot_be_given_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(f"{tmp_path}/edge.db", asyncio.get_running_loop(), (leases.SCHEMA,))
+    held = Leases(journal, FakeClock())
+    held.take(LeaseRequest("rollout", "r", lease_s=10, pause_after_s=3))
+    journal.flush_now()
+
+    def full(units: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(journal, "_apply", full)
+    codes: list[str] = []
+    held.take(LeaseRequest("rollout", "r", lease_s=99), failed=lambda error: codes.append(error.code))
+    with pytest.raises(LeaseLostError):
+        held.fence("rollout", "r", 1)
+    journal.flush_now()
+    held.fence("rollout", "r", 1)
+    lease = held.renew(LeaseHolder("rollout", "r", 1))
+    assert (len(codes), lease.lease_s, lease.pause_after_s) == (1, 10, 3)
+    monkeypatch.undo()
+    assert held.take(LeaseRequest("rollout", "r")).epoch == 3
     await journal.close()

@@ -99,7 +99,7 @@ class Leases:
 
     def take(self, asked: LeaseRequest, then: Then | None = None, failed: Failed | None = None) -> Lease:
         """The lease under a new epoch; whoever held it is fenced off. `then` is called with it when it is written
-        down, or `failed`.
+        down, or `failed`: then whoever held it has it still.
 
         :raises InvalidArgumentError: a time that cannot be.
         :raises ConflictError: a known rollout of another job.
@@ -118,13 +118,22 @@ class Leases:
                 f"cannot take {asked.kind} {asked.name!r} for job {asked.job!r}: it belongs to {lease.job!r}",
                 job=lease.job,
             )
+        before = msgspec.structs.replace(lease)
         self._highest += 1
-        lease.epoch = self._highest
+        lease.epoch = epoch = self._highest
         lease.lease_s = asked.lease_s
         lease.pause_after_s, lease.stop_after_s = asked.pause_after_s, asked.stop_after_s
         lease.held = True
         self._renew(lease)
-        self._save(lease, then, failed)
+
+        def refused(error: DSecError) -> None:
+            if lease.epoch == epoch:  # nobody has taken it since: whoever had it goes on
+                for field in ("epoch", "lease_s", "pause_after_s", "stop_after_s", "held"):
+                    setattr(lease, field, getattr(before, field))
+            if failed is not None:
+                failed(error)
+
+        self._save(lease, then, refused)
         return lease
 
     def renew(self, asked: LeaseHolder, then: Then | None = None, failed: Failed | None = None) -> Lease:
