@@ -37,6 +37,29 @@ async def test_a_hung_pid_1_does_not_hang_its_callers(run_dir: str) -> None:
         await client.run(sandbox, "true")
 
 
+async def test_an_edge_that_stood_still_blames_nobody_for_it(run_dir: str) -> None:
+    clock = FakeClock()
+    async with fake_node(run_dir, clock) as node, node.client() as client:
+        called, idle = await create(client), await create(client, ttl_idle_s=60)
+        await client.call("lease.take", kind="rollout", name="r", lease_s=10, stop_after_s=0)
+        orphan = await create(client, rollout="r")
+        client.start("exec", sandbox=called, argv=["sleep", "1000"], timeout_s=100)
+        await client.run(called, "true")
+        clock.advance(500)
+        node.edge._looked = asyncio.get_running_loop().time() - 501
+        node.edge.reap()
+        node.edge.sweep()
+        node.edge.end_orphans()
+        assert len(node.edge.registry.get(called).open) == 1
+        assert {str(node.edge.registry.get(sandbox).state) for sandbox in (called, idle, orphan)} == {"running"}
+        clock.advance(59)
+        node.edge.reap()
+        assert str(node.edge.registry.get(idle).state) == "running"
+        clock.advance(2)
+        node.edge.reap()
+        assert str(node.edge.registry.get(idle).state) == "stopping"
+
+
 async def test_a_pid_1_that_hangs_hangs_no_caller_of_a_later_edge_either(run_dir: str) -> None:
     clock = FakeClock()
     machine: Machine = {}

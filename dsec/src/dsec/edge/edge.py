@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,9 @@ SWEEP_S = 5.0
 
 LEASES_S = 1.0
 """Between two looks for leases that are over, while there are any."""
+
+ABSENT_S = 3.0
+"""More than that beyond `LEASES_S` since the last look is no slow turn of the loop: this process stood still."""
 
 PRUNE_S = 600.0
 """Between two looks for command logs that are kept long enough."""
@@ -96,6 +100,8 @@ class Edge:
         self.leases = Leases(journal, clock, self.registry.leased)
         self.recovery = Recovery(self)
         self.closing = False
+        self._looked = math.inf
+        """By the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -205,8 +211,24 @@ class Edge:
             else:
                 self.log.end_scope(scope)
 
+    def notice_absence(self) -> None:
+        """Where this process stood still (stopped, or its machine was), what came meanwhile waits to be read: answers,
+        calls, renewals. So that time counts against nobody."""
+        now = asyncio.get_running_loop().time()
+        absent, self._looked = now - self._looked - LEASES_S, now
+        if absent < ABSENT_S:
+            return
+        _log.warning("this process stood still", seconds=round(absent, 1))
+        self.leases.forgive(absent)
+        for sandbox in self.registry.live():
+            if sandbox.paused_at is None:
+                sandbox.used += absent
+                for relay in sandbox.open:
+                    relay.due += absent
+
     def end_orphans(self) -> None:
         """Pause or stop what nobody holds any more."""
+        self.notice_absence()
         for lease, action in self.leases.due():
             if lease.kind == "job":
                 orphans = self.registry.of_job(lease.name)
@@ -230,6 +252,7 @@ class Edge:
     def sweep(self) -> None:
         """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang. Write what a
         full disk did not take."""
+        self.notice_absence()
         self.log.mend()
         self.rows.mend(self.clock.now())
         now = self.clock.monotonic()
@@ -242,6 +265,7 @@ class Edge:
 
     def reap(self) -> None:
         """Begin the stop of everything that is due."""
+        self.notice_absence()
         for sandbox, cause in self.reaper.due(self.clock.monotonic()):
             ending.begin_stop(self, sandbox, cause)
         self._timer = None
