@@ -150,7 +150,8 @@ def test_what_may_have_run_never_becomes_unavailable(with_fake, clock):
     with_fake(use)
 
 
-def test_a_closing_server_is_waited_for_and_another_unavailable_one_is_not(with_fake, clock):
+@pytest.mark.parametrize("why", ["closing", "joined"])
+def test_a_closing_server_is_waited_for_and_another_unavailable_one_is_not(with_fake, clock, why):
     async def use(server: FakeServer, client: DSecClient) -> None:
         client._channel.clock = clock
         node = NodeStatus("n", "e", ("container",), 1, 0, 1, 0, 0, True)
@@ -159,7 +160,7 @@ def test_a_closing_server_is_waited_for_and_another_unavailable_one_is_not(with_
         @server.answers("server.info")
         async def _(call: FakeCall) -> ServerInfo:
             if len(server.calls) < 6:
-                raise UnavailableError("cannot: it ends", closing=closing)
+                raise UnavailableError("cannot: it ends", **{why: closing})
             return ServerInfo("v", 1, 1, node)
 
         assert (await client.server_info()).version == "v"

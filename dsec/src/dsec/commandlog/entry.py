@@ -239,6 +239,7 @@ def not_run(scope: str, track: str, n: int, method: str) -> UnavailableError:
         f"cannot answer step {step_name(track, n)} of {scope} ({method}): the call it had joined did not run; "
         "say it again",
         **details(scope, track, n),
+        joined=True,
     )
 
 

@@ -235,7 +235,8 @@ class Channel:
         surely_not = isinstance(error, UnavailableError)
         if not connection.usable:
             return repeatable or surely_not
-        return repeatable and surely_not and error.details.get("closing") is True
+        # of a server that ends there is a next one; and what was joined did not run, so that it is our turn
+        return repeatable and surely_not and any(error.details.get(why) is True for why in ("closing", "joined"))
 
     async def _connected_in_time(self, outage: Outage, patience: float | None) -> Connection:
         """As `_connected`. A call with a patience of its own waits no longer for the attempts of others either."""
