@@ -79,6 +79,7 @@ class Relay:
         self.event = caller.event
         self.when_drained = caller.when_drained
         sandbox.open.add(self)
+        edge.calls += 1
 
     def data(self, stream: int, payload: bytes, flags: int) -> bool:
         if self._collects:
@@ -178,6 +179,7 @@ class Relay:
             then=lambda: self._deliver(payload, tell),
             failed=self._unrecorded,
         )
+        self._edge.commit_if_alone()
 
     def _deliver(self, payload: bytes, tell: Callable[[], None]) -> None:
         faults.point("step.recorded")
@@ -200,6 +202,7 @@ class Relay:
 
     def _close(self, payload: bytes) -> None:
         self._recorder.close()
+        self._edge.calls -= 1
         sandbox, now = self._sandbox, self._edge.clock.now()
         sandbox.open.discard(self)
         sandbox.touch(now, self._edge.clock.monotonic())

@@ -78,6 +78,7 @@ def run_in_sandbox(
         _send(edge, sandbox, relay, step, plan, args)
 
     step.when_begun(lambda: relay.feed.when_gathered(send), relay.refuse)
+    edge.commit_if_alone()
     return relay.feed
 
 
