@@ -147,7 +147,7 @@ class NodeProcess:
             "namespaces": self.namespaces(),
             "mounts": len(mounts_naming(str(self.directory))),
             "own cgroups": self.cgroups(),
-            "loop devices": loop_devices(),
+            "loop devices": loop_devices(self.directory),
             "uppers": self.uppers(),
             "trash": self.trash(),
         }
@@ -225,5 +225,10 @@ def dying_cgroups() -> dict[str, int]:
     return dying
 
 
-def loop_devices() -> int:
-    return sum(os.path.isdir(f"/sys/block/{name}/loop") for name in os.listdir("/sys/block"))
+def loop_devices(directory: Path) -> int:
+    """Those on files below a directory: others on the machine have theirs."""
+    found = 0
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # let go of since it was listed
+            found += path.read_text().startswith(str(directory))
+    return found

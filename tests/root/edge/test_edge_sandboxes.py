@@ -91,13 +91,13 @@ async def test_too_many_processes_are_refused_and_counted(node: NodeProcess) -> 
 
 @pytest.mark.needs("loop", "mkfs.ext4")
 async def test_a_disk_limit_holds(node: NodeProcess) -> None:
-    before = loop_devices()
+    before = loop_devices(node.directory)
     async with wire_client(node.socket) as client:
         sandbox = await create(client, limits={"disk_bytes": 16 * MIB})
         answer, _ = await shell(client, sandbox, "dd if=/dev/zero of=/big bs=1048576 count=64 2>/dev/null")
         assert answer["exit_code"] != 0
         await client.call("sandbox.stop", sandbox=sandbox)
-    NodeProcess.wait(lambda: loop_devices() <= before)
+    NodeProcess.wait(lambda: loop_devices(node.directory) <= before)
 
 
 async def test_a_killed_init_is_told_with_its_cause(node: NodeProcess) -> None:

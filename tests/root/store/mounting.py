@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dsec.linux.mounts import attach, mount_erofs
 from dsec.store.build import LayerBuild
 
 Mounted = Callable[..., Any]
@@ -24,8 +25,14 @@ def _mount(source: str, at: Path, kind: bytes, options: str) -> Iterator[Path]:
     if _LIBC.mount(os.fsencode(source), os.fsencode(at), kind, _MS_RDONLY, os.fsencode(options)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(at))
-    try:
+    with _taken_away(at):
         yield at
+
+
+@contextmanager
+def _taken_away(at: Path) -> Iterator[None]:
+    try:
+        yield
     finally:
         if _LIBC.umount2(os.fsencode(at), 0):
             number = ctypes.get_errno()
@@ -36,10 +43,16 @@ def _mount(source: str, at: Path, kind: bytes, options: str) -> Iterator[Path]:
 
 @contextmanager
 def mounted(build: LayerBuild, directory: Path) -> Iterator[Path]:
-    """The layer's root, mounted from its files."""
+    """The layer's root, mounted from its files, by the means that their file system allows."""
     at = directory / f"mount-{Path(build.metadata_path).stem}"
-    with _mount(build.metadata_path, at, b"erofs", f"device={build.data_path}") as root:
-        yield root
+    at.mkdir(exist_ok=True)
+    mount = mount_erofs(build.metadata_path, build.data_path)
+    try:
+        attach(mount, str(at))
+    finally:
+        os.close(mount)
+    with _taken_away(at):
+        yield at
 
 
 @contextmanager
