@@ -21,8 +21,7 @@ class Admission:
         """:raises AdmissionRejectedError: names the resource; nothing was taken."""
         self._fits("memory", self.memory_requested, requests.memory_bytes, self.memory_bytes, "bytes of memory")
         self._fits("pids", self.pids_requested, requests.pids, self.pids, "pids")
-        self.memory_requested += requests.memory_bytes
-        self.pids_requested += requests.pids
+        self.adopt(requests)
 
     def adopt(self, requests: Requests) -> None:
         """Of a sandbox that lives already: counted whether or not it fits."""

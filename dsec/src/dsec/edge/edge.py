@@ -40,7 +40,7 @@ SWEEP_S = 5.0
 """Between two looks for overdue calls."""
 
 LEASES_S = 1.0
-"""Between two looks for leases that are over, while there are any."""
+"""Between two looks for leases that are over."""
 
 ABSENT_S = 3.0
 """More than that beyond `LEASES_S` since the last look is no slow turn of the loop: this process stood still."""
@@ -193,7 +193,6 @@ class Edge:
         self.rows.save(sandbox, self.clock.now())
         self.reaper.ended(sandbox)
         self.registry.finish(sandbox)
-        self.recovery.forget(sandbox.id)
         self.scope_over(sandbox.scope)
 
     def scope_over(self, scope: str) -> None:
@@ -241,12 +240,7 @@ class Edge:
         """Pause or stop what nobody holds any more."""
         self.notice_absence()
         for lease, action in self.leases.due():
-            if lease.kind == "job":
-                orphans = self.registry.of_job(lease.name)
-            elif lease.kind == "rollout":
-                orphans = self.registry.of_rollout(lease.name)
-            else:
-                orphans = [sandbox for sandbox in self.registry.live() if sandbox.id == lease.name]
+            orphans = self.registry.of_lease(lease.kind, lease.name)
             _log.info("orphaned", kind=lease.kind, name=lease.name, action=action, sandboxes=len(orphans))
             self.spawn(self._end_orphans_of(lease, orphans, bulk.ACTIONS[action]))
 

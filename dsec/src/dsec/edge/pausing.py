@@ -14,8 +14,8 @@ import structlog
 
 from dsec import faults
 from dsec.bus import as_dsec_error
-from libdsec.protocol.errors import DSecError, SandboxStateError
-from libdsec.protocol.lifecycle import ALLOWED, Operation, State
+from libdsec.protocol.errors import DSecError
+from libdsec.protocol.lifecycle import Operation, State
 
 from .sandbox import Sandbox
 
@@ -136,10 +136,4 @@ async def _note(edge: Edge, sandbox: Sandbox, event: str, cause: str) -> None:
 def _ended(sandbox: Sandbox, operation: Operation) -> DSecError:
     if sandbox.error is not None:
         return sandbox.error
-    return SandboxStateError(
-        f"cannot {operation} sandbox {sandbox.id}: it is {sandbox.state} meanwhile",
-        sandbox=sandbox.id,
-        state=str(sandbox.state),
-        operation=str(operation),
-        allowed=sorted(str(state) for state in ALLOWED[operation]),
-    )
+    return sandbox.not_allowed(operation, f"cannot {operation} sandbox {sandbox.id}: it is {sandbox.state} meanwhile")

@@ -77,6 +77,14 @@ class Registry:
     def of_rollout(self, rollout: str) -> list[Sandbox]:
         return [sandbox for sandbox in self._live.values() if sandbox.spec.rollout == rollout]
 
+    def of_lease(self, kind: LeaseKind, name: str) -> list[Sandbox]:
+        """What a lease holds: those that live."""
+        if kind == "job":
+            return self.of_job(name)
+        if kind == "rollout":
+            return self.of_rollout(name)
+        return [self._live[name]] if name in self._live else []
+
     def leased(self) -> set[tuple[LeaseKind, str]]:
         """Of which leases there are sandboxes that live."""
         found: set[tuple[LeaseKind, str]] = set()

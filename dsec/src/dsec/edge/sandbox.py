@@ -126,8 +126,15 @@ class Sandbox:
                 sandbox=self.id,
                 cause=self.cause,
             )
-        raise SandboxStateError(
+        raise self.not_allowed(
+            operation,
             f"cannot {verb} in sandbox {self.id}: it is {self.state}" + (f" ({self.cause})" if self.cause else ""),
+        )
+
+    def not_allowed(self, operation: Operation, message: str) -> SandboxStateError:
+        """The refusal of an operation in the state that it is in."""
+        return SandboxStateError(
+            message,
             sandbox=self.id,
             state=str(self.state),
             operation=str(operation),
