@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import InvalidArgumentError
+from .ids import is_sandbox_id
 
 MAIN, CLI, OTHER, CREATE = "main", "cli", "other", "create"
 KEY_PREFIX = "key:"
@@ -139,8 +140,6 @@ def check_scope_name(name: str, what: str) -> str:
 
     :raises InvalidArgumentError: not 1 to 128 of letters, digits and `. _ / -`, or it looks like a sandbox id.
     """
-    from .ids import is_sandbox_id
-
     if not _SCOPE.fullmatch(name) or is_sandbox_id(name):
         raise InvalidArgumentError(
             f"cannot use {what} {name[:140]!r}: it has 1 to 128 of A-Z a-z 0-9 . _ / -, begins and ends with a letter "
