@@ -54,6 +54,7 @@ AT_ONCE = 32
 
 ADOPT_TIMEOUT_S = 30.0
 _RELAYED = ("exec", "session.", "file.")
+
 _log = structlog.get_logger("dsec.recovery")
 
 
@@ -125,9 +126,9 @@ class Recovery:
                     adoptions.create_task(self._recover(sandbox, record, turns))
         for driver in edge.drivers.values():
             await driver.sweep()
-        for name in list(self._unsettled):
-            if name not in {sandbox.id for sandbox, _ in found if sandbox.paused}:
-                self.forget(name)
+        paused = {sandbox.id for sandbox, _ in found if sandbox.paused}
+        for name in self._unsettled.keys() - paused:
+            self.forget(name)
         if found or steps:
             _log.info("recovered", sandboxes=len(edge.registry), steps=len(steps))
 

@@ -74,7 +74,7 @@ class Relay:
         self._done = self._expired = False
         self.due = float("inf")
         """When PID 1 must have answered, by the monotonic clock."""
-        # these need no book-keeping: the caller's own methods, without a step between
+        # these need no book-keeping here: others' own methods, without a step between
         self.credit: Callable[[int, int], None] = self.feed.consumed
         self.event = caller.event
         self.when_drained = caller.when_drained
@@ -106,7 +106,7 @@ class Relay:
         kind = BY_CODE.get(code, DSecError)
         if kind.retry != "never":
             # it surely did not run: the number is free for the next try
-            self._step.withdraw(lambda: self._deliver(payload, lambda: self._caller.error(payload)))
+            self._withdraw(payload, lambda: self._caller.error(payload))
             return
         if self.feed.interrupted and code == DeadlineExceededError.code:
             self._cut_short(payload, lambda: self._caller.error(payload))
@@ -124,13 +124,13 @@ class Relay:
             return
         self._done = True
         payload = encode_error(DeadlineExceededError("cannot run it: its caller gave it up before it was sent"))
-        self._step.withdraw(lambda: self._deliver(payload, lambda: self._caller.error(payload)))
+        self._withdraw(payload, lambda: self._caller.error(payload))
 
     def _cut_short(self, payload: bytes, tell: Callable[[], None]) -> None:
         """Its client gave it up, or its input was lost, and it was killed for that. Whoever runs the same program again
         must not take this for what came of it."""
         if self._harmless:
-            self._step.withdraw(lambda: self._deliver(payload, tell))
+            self._withdraw(payload, tell)
         else:
             self._end("unknown", payload, tell)
 
@@ -180,6 +180,9 @@ class Relay:
             failed=self._unrecorded,
         )
         self._edge.commit_if_alone()
+
+    def _withdraw(self, payload: bytes, tell: Callable[[], None]) -> None:
+        self._step.withdraw(lambda: self._deliver(payload, tell))
 
     def _deliver(self, payload: bytes, tell: Callable[[], None]) -> None:
         faults.point("step.recorded")
