@@ -25,6 +25,7 @@ def full_disk(node: FakeNode) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node.edge.journal, "_apply", refuse)
+        patch.setattr(node.edge.journal, "_waiting", None)
         yield
 
 

@@ -102,7 +102,8 @@ class Program(RuleBasedStateMachine):
         assert said.entry.key not in self.keys
         self.keys.add(said.entry.key)
         if known is None and full:
-            ((size,),) = self.journal.look("PRAGMA page_count")
+            ((size,),) = self.journal.query("PRAGMA page_count")
+            waiting, self.journal._waiting = self.journal._waiting, None
             self.journal.look(f"PRAGMA max_page_count = {size}")
             try:
                 await begun(said.entry)
@@ -110,6 +111,7 @@ class Program(RuleBasedStateMachine):
                 return
             finally:
                 self.journal.look("PRAGMA max_page_count = 1000000")
+                self.journal._waiting = waiting
         await begun(said.entry)
         if known is None:
             self.known[track, n] = Known(command + "x" * 30_000 * full, "running", entry=said.entry)
@@ -187,7 +189,7 @@ class Program(RuleBasedStateMachine):
 
     async def crash(self) -> None:
         copy = tempfile.TemporaryDirectory(prefix="dsec-log-model-")
-        for name in ("edge.db", "edge.db-wal"):
+        for name in ("edge.db", "edge.db-wal", "edge.db-ahead"):
             shutil.copy(Path(self.homes[-1].name) / name, Path(copy.name) / name)
         shutil.copytree(Path(self.homes[-1].name) / "logs", Path(copy.name) / "logs")
         self.homes.append(copy)

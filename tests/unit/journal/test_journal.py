@@ -9,46 +9,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from journals import INSERT, SCHEMA, committed, files_in, numbers, opened
 
 from dsec.journal import Journal, Schema
 from dsec.journal import checkpoint as checkpoint_module
 from dsec.journal import journal as journal_module
 from libdsec.protocol.errors import CapacityError, DSecError, InternalError, UnavailableError
-
-SCHEMA = Schema("things", (("CREATE TABLE things (n INTEGER PRIMARY KEY, data BLOB)",),))
-INSERT = "INSERT INTO things VALUES (?, ?)"
-
-
-@asynccontextmanager
-async def opened(path: Path, *, durable: bool = False) -> AsyncIterator[Journal]:
-    journal = Journal(str(path), asyncio.get_running_loop(), (SCHEMA,), durable=durable)
-    try:
-        yield journal
-    finally:
-        await journal.close()
-
-
-async def committed(journal: Journal, sql: str, parameters: tuple[object, ...] = ()) -> None:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    journal.submit(sql, parameters, lambda: done.set_result(None), done.set_exception)
-    await done
-
-
-def numbers(path: Path) -> list[int]:
-    database = sqlite3.connect(path)
-    try:
-        return [n for (n,) in database.execute("SELECT n FROM things ORDER BY n")]
-    finally:
-        database.close()
-
-
-def files_in(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir())
 
 
 async def test_its_files_are_its_owners_alone(tmp_path: Path) -> None:
@@ -60,6 +29,7 @@ async def test_its_files_are_its_owners_alone(tmp_path: Path) -> None:
                 files = files_in(tmp_path)
                 assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [
                     ("j", 0o600),
+                    ("j-ahead", 0o600),
                     ("j-shm", 0o600),
                     ("j-wal", 0o600),
                 ]
@@ -341,7 +311,7 @@ async def test_a_wal_without_its_file_is_not_thrown_away(tmp_path: Path, left: b
 @pytest.mark.parametrize("damage", [b"not a database at all, but a text" * 200, b"SQLite format 3\0" + bytes(8000)])
 async def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "j").write_bytes(damage)
-    with pytest.raises(UnavailableError, match="move it and its -wal and -shm files away"):
+    with pytest.raises(UnavailableError, match="move it and its -wal, -shm and -ahead files away"):
         Journal(str(tmp_path / "j"), asyncio.get_running_loop(), (SCHEMA,))
     assert (tmp_path / "j").read_bytes() == damage
 

@@ -46,6 +46,8 @@ class _Forgotten(OpenStep):
     ) -> None:
         then()
 
+    def take_digest(self) -> None: ...
+
     def withdraw(self, then: Any) -> None:
         then()
 

@@ -6,8 +6,11 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
+
+from libdsec.protocol.calls import METHODS
 from libdsec.protocol.errors import DSecError, OutcomeUnknownError, UnavailableError, UnsupportedOperationError
-from libdsec.protocol.steps import StepState, details, step_name
+from libdsec.protocol.steps import StepState, details, request_digest, step_name
 
 if TYPE_CHECKING:
     from .scope import Scope
@@ -44,6 +47,14 @@ Outcome = RecordedStep | DSecError
 say it again; `UnsupportedOperationError`: it is recorded and cannot be answered again)."""
 
 
+def digest_of_row(method: str, request: bytes) -> bytes:
+    """The digest of a request as it came; empty where this version does not know its method or arguments."""
+    try:
+        return request_digest(method, msgspec.msgpack.decode(request, type=METHODS[method][0]))
+    except (KeyError, msgspec.MsgspecError):
+        return b""
+
+
 class Fate(enum.Enum):
     OPEN = "open"
     LOST = "lost"
@@ -56,13 +67,14 @@ class OpenStep:
     """A step whose row says that it runs. Ended once, by `end` or `withdraw`."""
 
     __slots__ = (
+        "_args",
         "_begun",
+        "_digest",
         "_joined",
         "_refused",
         "_scope",
         "_waiting",
         "began_at",
-        "digest",
         "ended",
         "fate",
         "method",
@@ -86,7 +98,8 @@ class OpenStep:
         tried: int,
         method: str,
         sandbox: str,
-        digest: bytes,
+        args: msgspec.Struct | None = None,
+        digest: bytes = b"",
         began_at: float,
         opaque: str,
         begun: bool = False,
@@ -100,7 +113,8 @@ class OpenStep:
         """Earlier runs of this step whose outcome is unknown."""
         self.method = method
         self.sandbox = sandbox
-        self.digest = digest
+        self._args = args
+        self._digest = digest
         self.began_at = began_at
         self.opaque = opaque
         self.fate = Fate.OPEN
@@ -114,6 +128,22 @@ class OpenStep:
     @property
     def scope(self) -> str:
         return self._scope.name
+
+    @property
+    def digest(self) -> bytes:
+        """Of its request."""
+        if not self._digest:
+            self.take_digest()
+        return self._digest
+
+    def take_digest(self) -> None:
+        """Of a new step, when it is under way and its caller waits for nothing of ours: the digest is needed only when
+        it ends, or when another asks for the same step."""
+        if self._args is None:
+            self._digest = digest_of_row(self.method, self.request())
+        else:
+            self._digest = request_digest(self.method, self._args)
+            self._args = None
 
     @property
     def key(self) -> str:

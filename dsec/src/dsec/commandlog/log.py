@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from dsec.journal import Journal, Statement
-from libdsec.protocol.errors import InvalidArgumentError, QuotaExceededError
+from libdsec.protocol.errors import DSecError, InvalidArgumentError, QuotaExceededError
 from libdsec.protocol.ids import is_sandbox_id
 from libdsec.protocol.steps import OTHER, StepTag, check_tag, details, request_digest, step_name
 
@@ -17,7 +17,7 @@ from .blobs import Blobs
 from .bounds import ROW_BYTES, Bounds
 from .clock import Clock
 from .divergence import diverged
-from .entry import Begun, Fate, Joined, OpenStep, Recorded, RecordedStep, unknown
+from .entry import Begun, Fate, Joined, OpenStep, Recorded, RecordedStep, digest_of_row, unknown
 from .retention import Retention
 from .scope import Desk, Scope
 
@@ -39,8 +39,8 @@ class Asked(NamedTuple):
 
     sandbox: str
     method: str
+    args: msgspec.Struct
     request: bytes
-    digest: bytes
     principal: str
     opaque: str
 
@@ -106,7 +106,7 @@ class CommandLog:
         if tag is not None:
             check_tag(tag)
         found = self._scope(scope)
-        asked = Asked(sandbox, method, request, request_digest(method, args), principal, opaque)
+        asked = Asked(sandbox, method, args, request, principal, opaque)
         track, n = (tag.track, tag.n) if tag is not None else (OTHER, 0)
         last = found.last(track)
         if 0 < n <= last:
@@ -141,7 +141,7 @@ class CommandLog:
             scope.stored = True
 
         if statements:
-            self.journal.submit_all(statements, done)
+            self.journal.submit_all(statements, done, ahead=True)
         return self._info(scope)
 
     def end_scope(self, name: str) -> None:
@@ -150,7 +150,7 @@ class CommandLog:
         if scope is not None:
             scope.ended_at = self._clock.now()
             row = (scope.ended_at, scope.bytes, scope.floor(), scope.id)
-            self.journal.submit(tables.END_SCOPE, row, lambda: self._rest(scope))
+            self.journal.submit(tables.END_SCOPE, row, lambda: self._rest(scope), ahead=True)
 
     def count(self, name: str) -> int:
         """Steps of a scope so far; 0 of one that is not known."""
@@ -264,7 +264,7 @@ class CommandLog:
         if not rows:
             return None
         row = tables.RecordedRow(*rows[0])
-        self._compare(scope, track, n, row.digest, asked)
+        self._compare(scope, track, n, row.digest or digest_of_row(row.method, scope.request(row.seq)), asked)
         if again and row.state in (tables.UNKNOWN, tables.RUNNING):
             return self._run_again(scope, row.seq, track, n, row.tried + 1, asked)
         return Recorded(scope.as_recorded(row))
@@ -276,7 +276,7 @@ class CommandLog:
 
     def _compare(self, scope: Scope, track: str, n: int, digest: bytes, asked: Asked) -> None:
         """:raises ReplayDivergedError: it is another request."""
-        if digest == asked.digest:
+        if digest == request_digest(asked.method, asked.args):
             return
         rows = self.journal.query(
             "SELECT method, request FROM log_steps WHERE scope = ? AND track = ? AND n = ?", (scope.id, track, n)
@@ -312,7 +312,7 @@ class CommandLog:
             tried=tried,
             method=asked.method,
             sandbox=asked.sandbox,
-            digest=asked.digest,
+            args=asked.args,
             began_at=self._clock.now(),
             opaque=asked.opaque,
         )
@@ -352,14 +352,23 @@ class CommandLog:
         """It has ended: of those at rest only the last ones are kept in memory."""
         if scope.ended_at is None or scope.open or self._by_id.get(scope.id) is not scope:
             return
+        scope.mark = self.journal.mark
         self._resting.pop(scope.id, None)
         self._resting[scope.id] = scope
         while len(self._resting) > MAX_RESTING:
             oldest = self._resting.pop(next(iter(self._resting)))
             if not oldest.open and not oldest.followers:
-                self._drop(oldest)
+                try:
+                    self._drop(oldest)
+                except DSecError:  # the disk is full: it stays in memory
+                    return
 
     def _drop(self, scope: Scope) -> None:
+        """Whoever asks for it again asks the database, which must have what was written ahead until it rested.
+
+        :raises DSecError: the disk is full.
+        """
+        self.journal.commit_to(scope.mark)
         self._resting.pop(scope.id, None)
         if self._by_id.pop(scope.id, None) is scope:
             self._scopes.pop(scope.name, None)

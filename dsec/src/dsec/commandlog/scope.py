@@ -72,6 +72,8 @@ class Scope:
         self.bytes = row.bytes
         self.last_seq = 0
         self.stored = stored
+        self.mark = 0
+        """The journal's, when it came to rest."""
         self.followers: list[Callable[[int], None]] = []
         """Told the seq of each step that has ended."""
         self.open: dict[tuple[str, int], OpenStep] = {}
@@ -128,7 +130,7 @@ class Scope:
         """Write the row of a new step."""
         row = (
             *(self.id, entry.seq, entry.track, entry.n, entry.run, entry.method, entry.sandbox, principal),
-            *(entry.began_at, entry.digest, entry.opaque, request),
+            *(entry.began_at, b"", entry.opaque, request),
         )
         self.last_seq = max(self.last_seq, entry.seq)
         self._remember(entry.track, max(self.last(entry.track), entry.n))
@@ -168,7 +170,7 @@ class Scope:
 
         def write(blob_at: int | None) -> None:
             row = (
-                *(tables.STATES.index(state), now, opaque, answer, out_size, err_size),
+                *(tables.STATES.index(state), now, entry.digest, opaque, answer, out_size, err_size),
                 *(blob_at, cuts, input_digest, out, err, self.id, entry.seq),
             )
             self._count(len(answer) + (size if kept else 0))
@@ -193,7 +195,7 @@ class Scope:
         statements: list[Statement] = [(tables.END_STEP, row)]
         if self.ended_at is not None or self._uncounted_steps >= COUNT_STEPS or self._uncounted_bytes >= COUNT_BYTES:
             statements.append(self._counted(entry))
-        self._journal.submit_all(statements, done, lambda error: self._lost(entry, error, failed))
+        self._journal.submit_all(statements, done, lambda error: self._lost(entry, error, failed), ahead=True)
 
     def withdraw(self, entry: OpenStep, then: Then) -> None:
         """See `OpenStep.withdraw`."""
@@ -211,9 +213,9 @@ class Scope:
             entry.tell(not_run(self.name, entry.track, entry.n, entry.method))
 
         if entry.tried:
-            self._journal.submit(tables.UNKNOWN_AGAIN, (entry.tried - 1, self.id, entry.seq), done, kept)
+            self._journal.submit(tables.UNKNOWN_AGAIN, (entry.tried - 1, self.id, entry.seq), done, kept, ahead=True)
         else:
-            self._journal.submit(tables.DELETE_STEP, (self.id, entry.seq), done, kept)
+            self._journal.submit(tables.DELETE_STEP, (self.id, entry.seq), done, kept, ahead=True)
 
     def recorded(self, track: str, n: int) -> RecordedStep | None:
         """A step that can be answered again; None: it runs, is not there, or has no outcome or output."""
@@ -285,7 +287,7 @@ class Scope:
             self._ask_again(entry.track)
             entry.begin_done(error)
 
-        self._journal.submit_all(statements, done, failed)
+        self._journal.submit_all(statements, done, failed, ahead=True)
 
     def _forget(self, entry: OpenStep) -> None:
         if self.open.get((entry.track, entry.n)) is entry:

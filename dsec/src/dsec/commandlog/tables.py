@@ -19,6 +19,7 @@ SCHEMA = Schema(
             "CREATE TABLE log_scopes (id INTEGER PRIMARY KEY, name TEXT UNIQUE, kind TEXT NOT NULL, "
             "created_at REAL NOT NULL, ended_at REAL, bytes INTEGER NOT NULL, floor INTEGER NOT NULL) STRICT",
             # run: drawn anew each time that a step runs; tried: earlier runs whose outcome is unknown;
+            # digest: empty while it runs for the first time; it is that of the request;
             # blob_at: where its output begins in the scope's file; cuts: lengths of the DATA of stream 2 that are
             # values of their own
             "CREATE TABLE log_steps (scope INTEGER NOT NULL, seq INTEGER NOT NULL, track TEXT NOT NULL, "
@@ -50,8 +51,8 @@ RERUN_STEP = (
     "opaque = ?, method = ?, digest = ?, request = ? WHERE scope = ? AND seq = ?"
 )
 END_STEP = (
-    "UPDATE log_steps SET state = ?, ended_at = ?, opaque = ?, answer = ?, stdout_size = ?, stderr_size = ?, "
-    "blob_at = ?, cuts = ?, input_digest = ?, stdout = ?, stderr = ? WHERE scope = ? AND seq = ?"
+    "UPDATE log_steps SET state = ?, ended_at = ?, digest = ?, opaque = ?, answer = ?, stdout_size = ?, "
+    "stderr_size = ?, blob_at = ?, cuts = ?, input_digest = ?, stdout = ?, stderr = ? WHERE scope = ? AND seq = ?"
 )
 DELETE_STEP = "DELETE FROM log_steps WHERE scope = ? AND seq = ?"
 UNKNOWN_AGAIN = "UPDATE log_steps SET state = 3, tried = ? WHERE scope = ? AND seq = ?"

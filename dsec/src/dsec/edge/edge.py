@@ -48,9 +48,6 @@ ABSENT_S = 3.0
 PRUNE_S = 600.0
 """Between two looks for command logs that are kept long enough."""
 
-ALONE = 2
-"""Calls under way up to which each has a commit of its own."""
-
 DRAIN_POLL_S = 0.05
 
 STOP_TIMEOUT_S = 60.0
@@ -198,12 +195,6 @@ class Edge:
     def scope_over(self, scope: str) -> None:
         """Perhaps nobody says any more to this log: it ends at a later sweep, if nothing in it runs then."""
         self._over.add(scope)
-
-    def commit_if_alone(self) -> None:
-        """Where hardly anything else is under way a commit has nobody to wait for: it is made at once, and not with
-        what else comes in this turn of the loop."""
-        if self.calls <= ALONE and not self.journal.durable:
-            self.journal.flush_now()
 
     async def written(self, sandbox: Sandbox) -> None:
         """Its row, as it is now, is in the journal afterwards."""

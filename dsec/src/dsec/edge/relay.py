@@ -179,7 +179,6 @@ class Relay:
             then=lambda: self._deliver(payload, tell),
             failed=self._unrecorded,
         )
-        self._edge.commit_if_alone()
 
     def _withdraw(self, payload: bytes, tell: Callable[[], None]) -> None:
         self._step.withdraw(lambda: self._deliver(payload, tell))

@@ -103,7 +103,7 @@ class Rows:
             if failed is not None:
                 failed(error)
 
-        self._journal.submit(_SAVE, values, written, late)
+        self._journal.submit(_SAVE, values, written, late, ahead=True)
 
     def mend(self, now: float) -> None:
         """Now and then: write how sandboxes are, or have ended, where a full disk did not take it."""

@@ -18,7 +18,7 @@ from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
 from dsec.commandlog import Begun, Joined, OpenStep, Outcome, play
 from libdsec.protocol.errors import DSecError, OutcomeUnknownError, UnavailableError
 from libdsec.protocol.lifecycle import Operation
-from libdsec.protocol.steps import CLI, KEY_PREFIX, OTHER, StepTag, check_tag
+from libdsec.protocol.steps import CLI, KEY_PREFIX, OTHER, StepTag
 
 from . import pausing
 from .relay import Relay
@@ -78,7 +78,6 @@ def run_in_sandbox(
         _send(edge, sandbox, relay, step, plan, args)
 
     step.when_begun(lambda: relay.feed.when_gathered(send), relay.refuse)
-    edge.commit_if_alone()
     return relay.feed
 
 
@@ -97,6 +96,7 @@ def _send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan
         return
     faults.point("step.sent")
     relay.feed.open(answerer)
+    step.take_digest()
 
 
 async def _wake(edge: Edge, sandbox: Sandbox) -> None:
@@ -239,7 +239,6 @@ def _begin(
     edge.require_taking(request.method)
     tag = request.step
     if tag is not None:
-        check_tag(tag)
         fence(edge, scope, sandbox, tag)
     begun = edge.log.begin(
         scope=scope,

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from libdsec.protocol.errors import CapacityError, DeadlineExceededError, DSecError
 
+from .ahead import SCHEMA as AHEAD
+from .ahead import commit_left
 from .failure import as_error, damaged
 from .schema import Schema, migrate
 
@@ -48,7 +50,8 @@ def open_writer(path: str, schemas: Sequence[Schema], durable: bool) -> sqlite3.
             database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             database.execute("PRAGMA wal_autocheckpoint = 0")
             database.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT}")
-            migrate(database, path, schemas)
+            commit_left(database, path)  # as the tables were when it was written
+            migrate(database, path, (AHEAD, *schemas))
         except BaseException:
             database.close()
             raise

@@ -36,7 +36,7 @@ def as_error(error: BaseException, path: str) -> DSecError:
 
 def damaged(path: str, error: BaseException) -> UnavailableError:
     return UnavailableError(
-        f"cannot use the journal {path}: {error}; move it and its -wal and -shm files away to start without it "
+        f"cannot use the journal {path}: {error}; move it and its -wal, -shm and -ahead files away to start without it "
         "(command logs are lost then, and sandboxes that run are ended), or put a copy back",
         path=path,
     )

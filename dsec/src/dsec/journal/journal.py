@@ -14,16 +14,17 @@ import structlog
 
 from libdsec.protocol.errors import DSecError, UnavailableError
 
+from .ahead import Statement
 from .checkpoint import CHECKPOINT_AFTER, Checkpointer
 from .connections import Readers, open_writer
 from .failure import as_error, is_statement
 from .schema import Schema
+from .waiting import Waiting
 
 T = TypeVar("T")
 
 _log = structlog.get_logger("dsec.journal")
 
-Statement = tuple[str, Sequence[Any]]
 Then = Callable[[], None]
 Failed = Callable[[DSecError], None]
 
@@ -34,6 +35,7 @@ class _Unit(NamedTuple):
     statements: tuple[Statement, ...]
     then: Then | None
     failed: Failed | None
+    ahead: bool
 
 
 class Journal:
@@ -50,6 +52,7 @@ class Journal:
         self._connection = open_writer(path, schemas, durable)
         self._readers = Readers(path)
         self._writer = ThreadPoolExecutor(1, "journal-write") if durable else None
+        self._waiting = None if durable else self._open_ahead()
         self._checkpointer = Checkpointer(path, loop, self._hold)
         self._mutex = threading.Lock()
         """Held while the connection has a batch."""
@@ -70,34 +73,55 @@ class Journal:
         return self._path
 
     def submit(
-        self, sql: str, parameters: Sequence[Any], then: Then | None = None, failed: Failed | None = None
+        self,
+        sql: str,
+        parameters: Sequence[Any],
+        then: Then | None = None,
+        failed: Failed | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         """Run a statement in this turn's batch. `then` after its commit, or `failed` when it could not be made.
 
+        `ahead`: write it ahead, and call `then` before this returns, unless something waits to be committed before
+        it. Only for statements that SQLite takes whatever the tables hold.
+
         :raises UnavailableError: the journal is closed.
         """
-        self._add(_Unit(((sql, parameters),), then, failed))
+        self.submit_all(((sql, parameters),), then, failed, ahead=ahead)
 
     def submit_all(
-        self, statements: Sequence[Statement], then: Then | None = None, failed: Failed | None = None
+        self,
+        statements: Sequence[Statement],
+        then: Then | None = None,
+        failed: Failed | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         """Several statements, of which all are committed or none. As `submit`. Without statements: `then` after
         what was submitted before, of which any may have been refused by itself."""
-        self._add(_Unit(tuple(statements), then, failed))
+        unit = _Unit(tuple(statements), then, failed, ahead)
+        waiting = self._waiting if ahead and not (self._pending or self._told or self._closed) else None
+        if waiting is not None and waiting.take(unit.statements):
+            self._tell_one(unit, None)
+        else:
+            self._add(unit)
 
     def flush_now(self) -> None:
-        """Commit what was submitted and call the callbacks, before this returns."""
+        """Write what was submitted and call the callbacks, before this returns."""
         self._commit_pending()
         self._tell()
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows, as of all that was submitted before. Commits first; callbacks come in a later turn.
 
-        :raises UnavailableError | CapacityError | InternalError: the file cannot be read.
+        :raises UnavailableError | CapacityError | InternalError: the file cannot be read, or what is written ahead
+            cannot be committed.
         """
         if self._pending:
             self._commit_pending()
             self.loop.call_soon(self._tell)
+        self.commit_to(self.mark)
         return self._select(sql, parameters)
 
     def look(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -107,14 +131,30 @@ class Journal:
             return self._readers.look(sql, parameters)
         return self._select(sql, parameters)
 
+    @property
+    def mark(self) -> int:
+        """Of all that is written ahead so far."""
+        return 0 if self._waiting is None else self._waiting.mark
+
+    def commit_to(self, mark: int) -> None:
+        """Have what is written ahead committed, if that has not been up to the mark: `look` sees it then.
+
+        :raises DSecError: the disk is full. It is tried again by itself.
+        """
+        problem = None if self._waiting is None else self._waiting.commit(mark)
+        if problem is not None:
+            raise problem
+
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a thread, on a read-only connection within one snapshot of what was committed.
 
         :raises DeadlineExceededError: it took longer than READ_TIMEOUT_S.
-        :raises UnavailableError | CapacityError | InternalError: the file cannot be read.
+        :raises UnavailableError | CapacityError | InternalError: the file cannot be read, or what is written ahead
+            cannot be committed.
         """
         if self._closed:
             raise self._is_closed()
+        self.commit_to(self.mark)
         return await self._readers.run(self.loop, work)
 
     def before_close(self, callback: Then) -> None:
@@ -132,12 +172,27 @@ class Journal:
             self.flush_now()
             await asyncio.sleep(0)
         self._closed = True
+        if self._waiting is not None:
+            self._waiting.close()
         await self._checkpointer.close()
         if self._writer is not None:
             await self.loop.run_in_executor(None, self._writer.shutdown)
         await self._readers.close(self.loop)
         # the last one to close copies what is left of the WAL: it may have to be synced
         await self.loop.run_in_executor(None, self._connection.close)
+
+    def _open_ahead(self) -> Waiting | None:
+        try:
+            return Waiting(self._path, self._connection, self.loop, self._ahead_committed)
+        except OSError as error:
+            _log.warning("each unit is committed by itself", path=self._path, error=str(error))
+            return None
+
+    def _ahead_committed(self, problem: DSecError | None, units: int) -> None:
+        self._say_whether_written(problem)
+        if problem is None:
+            self._written += units
+            self._checkpoint_if_due()
 
     def _add(self, unit: _Unit) -> None:
         if self._closed:
@@ -172,6 +227,8 @@ class Journal:
     def _hold(self, held: bool) -> None:
         """Collect without committing, or go on."""
         self._held = held
+        if self._waiting is not None:
+            self._waiting.held = held
         self._schedule()
 
     def _schedule(self) -> None:
@@ -188,9 +245,23 @@ class Journal:
         # with a batch in the thread this waits for it
         with self._mutex:
             units, self._pending = self._pending, []
+            if self._waiting is not None:
+                units = self._write_ahead(units, self._waiting)
             if units:
                 self._told.extend(self._write(units))
         self._checkpoint_if_due()
+
+    def _write_ahead(self, units: list[_Unit], waiting: Waiting) -> list[_Unit]:
+        """Those that are to be committed at once: the first that cannot wait, and all behind it."""
+        for index, unit in enumerate(units):
+            if not unit.ahead or not waiting.take(unit.statements):
+                problem = waiting.commit()
+                if problem is None:
+                    return units[index:]
+                self._told.extend((late, problem) for late in units[index:])
+                break
+            self._told.append((unit, None))
+        return []
 
     def _write(self, units: list[_Unit]) -> list[tuple[_Unit, DSecError | None]]:
         try:
@@ -248,17 +319,19 @@ class Journal:
     def _tell(self) -> None:
         told = self._told
         while told:
-            unit, error = told.popleft()
-            try:
-                if error is None:
-                    if unit.then is not None:
-                        unit.then()
-                elif unit.failed is not None:
-                    unit.failed(error)
-                else:
-                    _log.error("not written, and nobody waits for it", statements=unit.statements[:1], error=str(error))
-            except Exception as raised:
-                self.loop.call_exception_handler({"message": "a journal callback failed", "exception": raised})
+            self._tell_one(*told.popleft())
+
+    def _tell_one(self, unit: _Unit, error: DSecError | None) -> None:
+        try:
+            if error is None:
+                if unit.then is not None:
+                    unit.then()
+            elif unit.failed is not None:
+                unit.failed(error)
+            else:
+                _log.error("not written, and nobody waits for it", statements=unit.statements[:1], error=str(error))
+        except Exception as raised:
+            self.loop.call_exception_handler({"message": "a journal callback failed", "exception": raised})
 
     def _select(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         if self._closed:
