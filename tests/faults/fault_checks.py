@@ -18,6 +18,7 @@ from node_process import mounts_naming
 
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.errors import UnavailableError
+from libdsec.log import CommandLog
 from libdsec.protocol.calls import SandboxRequest
 from libdsec.protocol.spec import SandboxInfo
 
@@ -88,8 +89,11 @@ async def failures(client: DSecClient, notes: Notes, victim: Victim) -> Iterator
     return iter(wrong)
 
 
-def log_counts(node: FaultNode, rollout: str) -> tuple[int, int]:
+async def log_counts(node: FaultNode, client: DSecClient, rollout: str) -> tuple[int, int]:
     """Steps of a rollout, and how many of all scopes are said to run."""
+    # who reads the log has what was written ahead committed
+    async for _ in (await CommandLog.find(client, rollout)).pages(limit=1):
+        pass
     with contextlib.closing(sqlite3.connect(f"file:{node.state_dir}/edge.db?mode=ro", uri=True)) as database:
         ((steps,),) = database.execute(
             "SELECT count(*) FROM log_steps JOIN log_scopes ON log_scopes.id = scope WHERE name = ?", (rollout,)
@@ -157,7 +161,7 @@ def descriptors(node: FaultNode) -> Counter[str]:
 async def no_more_descriptors(node: FaultNode, before: Counter[str]) -> list[str]:
     """Of a server that has lived through the seed."""
     # what it opens once: layers for a new fork server, and its input; connections to the journal, when first needed
-    journal = {f"{node.state_dir}/edge.db{suffix}" for suffix in ("", "-wal")}
+    journal = {f"{node.state_dir}/edge.db{suffix}" for suffix in ("", "-wal", "-ahead")}
     may_come = Counter({"/": 1, "/dev/null": 1} | {name: max(0, CONNECTIONS - before[name]) for name in journal})
     deadline = time.monotonic() + SETTLE_S
     while True:

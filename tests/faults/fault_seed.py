@@ -163,17 +163,17 @@ class Seed:
 
     async def _replay(self, *, stop: bool) -> int:
         """From the top again: everything is recorded, and nothing runs. How many steps there are."""
-        before, _ = checks.log_counts(self._node, self._name)
         begun = dict(self.notes.begun)
         client = await self._connect()
         try:
+            before, _ = await checks.log_counts(self._node, client, self._name)
             rollout: Rollout = await client.attach(self._name)
             await Program(client, rollout, self._kind, self.notes, lambda _: None).run(stop=stop)
             self.wrong += await checks.failures(client, self.notes, self.victim)
             await rollout.release()
+            after, _ = await checks.log_counts(self._node, client, self._name)
         finally:
             await client.close()
-        after, _ = checks.log_counts(self._node, self._name)
         if after != before:
             self.wrong.append(f"{after - before} steps ran when all were recorded")
         if fresh := self.notes.begun.keys() - begun.keys():
@@ -255,12 +255,12 @@ class Seed:
         client = await self._connect()
         try:
             await checks.works(client)
+            counted, running = await checks.log_counts(node, client, self._name)
         finally:
             await client.close()
         self.wrong += await checks.nothing_left(node)
         if node.process is not None and node.process.pid == self._server:
             self.wrong += await checks.no_more_descriptors(node, self._descriptors)
-        counted, running = checks.log_counts(node, self._name)
         if running:
             self.wrong.append(f"{running} steps are said to run in the log")
         if counted != steps:
