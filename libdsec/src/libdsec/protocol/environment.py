@@ -42,12 +42,18 @@ def parse_ref(text: str) -> ImageRef:
     return ImageRef(match["name"], match["tag"])
 
 
-class ImageConfig(msgspec.Struct, frozen=True):
-    """Defaults of a sandbox made from the image."""
+class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Defaults of a sandbox made from the image; the last ones are what an OCI image says beside them, kept so that a
+    push gives them back."""
 
     env: dict[str, str] = {}
     cwd: str = "/"
     user: str = "root"
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    exposed_ports: tuple[str, ...] = ()
+    stop_signal: str = ""
 
 
 class LayerInfo(msgspec.Struct, frozen=True):
