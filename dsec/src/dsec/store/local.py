@@ -5,9 +5,9 @@
     STATE/building/<random>/          a build under way; gone when it ends
     STATE/store.lock                  held shared by everyone who has the store open
 
-A layer appears by one rename of its whole directory, after its files are on the disk, and only then in the catalogue.
-What a crash leaves is therefore a directory below `building`, or a layer that the catalogue does not know; the next
-one who opens the store alone removes both.
+A layer appears by one rename of its whole directory, after its files are on the disk, and only then in the catalogue;
+between the two it is kept by whoever took it (`Taken`). What a crash leaves is therefore a directory below `building`,
+or a layer that the catalogue does not know; the next one who opens the store alone removes both.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 
 from dsec.linux.removal import remove_tree
-from libdsec.protocol.errors import ConflictError
+from libdsec.protocol.errors import ConflictError, ImageNotFoundError
 
 from .build import LayerBuild
 from .catalogue import Catalogue, layer_directory
@@ -41,6 +42,8 @@ class LocalStore:
         for directory in (self.state_dir, self.layers_dir, self._building):
             os.makedirs(directory, 0o700, exist_ok=True)
         self._files = threading.Lock()
+        self._kept: Counter[str] = Counter()
+        """Layers that somebody will name in an image yet."""
         self._lock_file = os.open(
             os.path.join(self.state_dir, "store.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -71,15 +74,27 @@ class LocalStore:
         A layer that is there already is used, since its digest says that it is the same.
         :raises AlreadyExistsError: the image's name is taken; the layer is gone again.
         """
+        with self.taking() as taken:
+            return self.publish_image(image(taken.take(build)))
+
+    @contextmanager
+    def taking(self) -> Iterator[Taken]:
+        """Take layers one after another, and publish what is made of them before the end: those that no image has
+        then are gone again."""
+        taken = Taken(self)
+        try:
+            yield taken
+        finally:
+            taken.let_go()
+
+    def publish_image(self, image: ImageRecord) -> ImageRecord:
+        """Publish an image of layers that are kept (`taking`) or that other images have.
+
+        :raises AlreadyExistsError: its name is taken.
+        """
         with self._files:
-            layer = self._take(build)
-            record = image(layer)
-            try:
-                self.catalogue.publish(record)
-            except BaseException:
-                self._remove_unknown([layer.digest])
-                raise
-        return record
+            self.catalogue.publish(image)
+        return image
 
     def remove(self, ref: str, in_use: Callable[[str], bool]) -> tuple[str, ...]:
         """Remove an image and those of its layers that no other image has. Returns the digests of these.
@@ -102,50 +117,36 @@ class LocalStore:
             self._remove_unknown(orphans)
         return orphans
 
-    def _take(self, build: LayerBuild) -> LayerRecord:
-        target = layer_directory(self.layers_dir, build.layer_digest)
+    def _add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
+        """The files were synced by whoever made them; here the directory is made whole, synced, and given its name."""
+        target = layer_directory(self.layers_dir, file.digest)
         if not os.path.isdir(target):
-            self._rename_into_place(build, target)
+            with self.build_directory() as whole:
+                os.chmod(whole, 0o755)
+                for name, path in files.items():
+                    os.rename(path, os.path.join(whole, name))
+                with open(os.path.join(whole, RECORD_NAME), "wb") as record:
+                    record.write(msgspec.json.encode(file))
+                    record.flush()
+                    os.fsync(record.fileno())
+                _sync_directory(whole)
+                os.rename(whole, target)
+                _sync_directory(self.layers_dir)
         return LayerRecord(
-            build.layer_digest,
+            file.digest,
             os.path.join(target, METADATA_NAME),
             os.path.join(target, DATA_NAME),
-            build.metadata_size,
-            build.data_size,
-            build.files,
-            build.metadata_digest.hex(),
+            file.metadata_bytes,
+            file.data_bytes,
+            file.files,
+            file.metadata_digest.hex(),
         )
-
-    def _rename_into_place(self, build: LayerBuild, target: str) -> None:
-        """The files were synced by the build; here the directory is made whole, synced, and given its name."""
-        file = LayerFile(
-            RECORD_SCHEMA,
-            LAYER_GENERATION,
-            build.layer_digest,
-            build.metadata_digest,
-            build.metadata_size,
-            build.data_size,
-            build.chunk_size,
-            b"".join(build.chunk_digests),
-            build.files,
-        )
-        with self.build_directory() as whole:
-            os.chmod(whole, 0o755)
-            os.rename(build.metadata_path, os.path.join(whole, METADATA_NAME))
-            os.rename(build.data_path, os.path.join(whole, DATA_NAME))
-            with open(os.path.join(whole, RECORD_NAME), "wb") as record:
-                record.write(msgspec.json.encode(file))
-                record.flush()
-                os.fsync(record.fileno())
-            _sync_directory(whole)
-            os.rename(whole, target)
-            _sync_directory(self.layers_dir)
 
     def _remove_unknown(self, digests: list[str] | tuple[str, ...]) -> None:
         """Remove layers unless the catalogue has them. A rename first: half a layer never has a layer's name."""
         known = self.catalogue.layer_digests()
         for digest in digests:
-            if digest in known:
+            if digest in known or self._kept[digest]:
                 continue
             grave = os.path.join(self._building, secrets.token_hex(12))
             try:
@@ -165,6 +166,58 @@ class LocalStore:
                 remove_tree(os.path.join(self._building, name))
             self._remove_unknown([f"sha256:{name}" for name in os.listdir(self.layers_dir)])
         fcntl.flock(self._lock_file, fcntl.LOCK_SH)
+
+
+class Taken:
+    """Layers that no removal takes away while `LocalStore.taking` is not left."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._digests: list[str] = []
+
+    def take(self, build: LayerBuild) -> LayerRecord:
+        """A finished layer, into the store. One that is there already is used."""
+        file = LayerFile(
+            RECORD_SCHEMA,
+            LAYER_GENERATION,
+            build.layer_digest,
+            build.metadata_digest,
+            build.metadata_size,
+            build.data_size,
+            build.chunk_size,
+            b"".join(build.chunk_digests),
+            build.files,
+        )
+        return self.add(file, {METADATA_NAME: build.metadata_path, DATA_NAME: build.data_path})
+
+    def add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
+        """A layer of files, name → path on this file system, synced: at least its metadata image. Its data may be
+        missing where `remote.json` says how it is had. The files are moved, unless there is such a layer."""
+        with self._store._files:
+            self._keep(file.digest)
+            return self._store._add(file, files)
+
+    def find(self, digest: str) -> LayerRecord | None:
+        """A layer that an image has, kept from now on; None where none has it."""
+        with self._store._files:
+            try:
+                layer = self._store.catalogue.layer(digest)
+            except ImageNotFoundError:
+                return None
+            self._keep(digest)
+            return layer
+
+    def let_go(self) -> None:
+        """Those that no image has are removed. Again is fine."""
+        with self._store._files:
+            digests, self._digests = self._digests, []
+            self._store._kept.subtract(digests)
+            self._store._kept += Counter()  # forgets those that nobody keeps
+            self._store._remove_unknown(digests)
+
+    def _keep(self, digest: str) -> None:
+        self._store._kept[digest] += 1
+        self._digests.append(digest)
 
 
 def _sync_directory(path: str) -> None:
