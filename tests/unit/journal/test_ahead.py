@@ -176,3 +176,26 @@ async def test_without_room_for_the_file_ahead_each_unit_is_committed(
     async with opened(tmp_path / "j") as journal:
         await committed_ahead(journal, (1, b""))
         assert numbers(tmp_path / "j") == [1]
+
+
+async def test_what_an_earlier_opening_left_behind_a_record_is_no_part_of_it(tmp_path: Path) -> None:
+    """An older copy of the database was put back, the file ahead was not, and records have the same length."""
+    (tmp_path / "home").mkdir()
+    path = tmp_path / "home" / "j"
+    async with opened(path) as journal:
+        old = crashed(path, "old")
+        for n in range(5):
+            journal.submit(INSERT, (n, b"first"), ahead=True)
+        journal.flush_now()
+        shutil.copy(tmp_path / "home" / "j-ahead", old.with_name("j-ahead"))
+        os.truncate(old.with_name("j-ahead"), 64)
+        async with opened(old) as other:
+            other.submit(INSERT, (0, b"other"), ahead=True)
+            other.flush_now()
+            mixed = bytearray((tmp_path / "home" / "j-ahead").read_bytes())
+            mine = old.with_name("j-ahead").read_bytes()[:150]
+            mixed[: mine.index(b"other") + 5] = mine[: mine.index(b"other") + 5]
+            copy = crashed(old, "mixed")
+        copy.with_name("j-ahead").write_bytes(mixed)
+    async with opened(copy) as journal:
+        assert journal.query("SELECT n, data FROM things") == [(0, b"other")]

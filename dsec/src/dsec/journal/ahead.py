@@ -4,15 +4,16 @@ A commit of SQLite writes whole pages, twice for a step; appending the same stat
 cache costs a tenth of it, and survives the end of this process in the same way. They are committed soon after, many
 together, and the file begins again from its start.
 
-Format, little-endian: MAGIC and the database's identity (8 + 8 bytes), then records from byte 64: number (8), length of
-the unit (4), CRC-32 of all three (4), and the unit, a MessagePack list of [SQL, parameters]. Numbers leave nothing out.
-What is left of an earlier round has lower numbers, or is cut by a later record: where a record does not fit its place,
-reading ends.
+Format, little-endian: MAGIC, the database's identity, a number drawn when the file was opened (8 + 8 + 4 bytes); then
+records, from byte 64: number (8), length of the unit (4), CRC-32 of these three and of the unit (4), and the unit, a
+MessagePack list of [SQL, parameters]. Numbers leave nothing out. What is left of an earlier round has lower numbers, or
+is cut by a later record, or is of another opening: where a record does not fit its place, reading ends.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import struct
 import zlib
@@ -50,7 +51,7 @@ RESERVE = 4 * 1024 * 1024
 then."""
 
 _MAGIC = b"DSECAHD\1"
-_TOP = struct.Struct("<8sq")
+_TOP = struct.Struct("<8sqI")
 _RECORD = struct.Struct("<QII")
 _FIRST = 64
 
@@ -71,11 +72,12 @@ class Ahead:
         self._path = path_of(path)
         self._at = _FIRST
         self._reserved = False
+        self._drawn = secrets.randbits(32)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.fchmod(self._file, 0o600)
             self.reserve()
-            os.pwrite(self._file, _TOP.pack(_MAGIC, identity), 0)
+            os.pwrite(self._file, _TOP.pack(_MAGIC, identity, self._drawn), 0)
         except BaseException:
             os.close(self._file)
             raise
@@ -101,7 +103,7 @@ class Ahead:
         at, number = self._at, self.number + 1
         if at + _RECORD.size + size > _FIRST + ROOM:
             return False
-        record = _RECORD.pack(number, size, _check(number, size, payload)) + payload
+        record = _RECORD.pack(number, size, _check(self._drawn, number, size, payload)) + payload
         if os.pwrite(self._file, record, at) != len(record):
             raise OSError(f"{self._path} was not written whole")
         self._at = at + len(record)
@@ -198,10 +200,13 @@ def _left(database: sqlite3.Connection, path: str) -> Iterator[tuple[int, list[S
     except FileNotFoundError:
         return
     ((identity, applied),) = database.execute("SELECT identity, applied FROM journal_ahead").fetchall()
-    if len(data) < _FIRST or _TOP.unpack_from(data) != (_MAGIC, identity):
+    if len(data) < _FIRST:
+        return
+    magic, owner, drawn = _TOP.unpack_from(data)
+    if (magic, owner) != (_MAGIC, identity):
         return  # another database's: the one that was here has been moved away
     before = None
-    for number, payload in _records(data):
+    for number, payload in _records(data, drawn):
         if before is None and number > applied + 1:
             # power was lost: of what had been committed before them the disk has less than of these
             _log.warning("ignored what was written ahead: what came before it is lost", path=path, first=number)
@@ -213,16 +218,16 @@ def _left(database: sqlite3.Connection, path: str) -> Iterator[tuple[int, list[S
             yield number, _decode(payload)  # type: ignore[misc]
 
 
-def _records(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _records(data: memoryview, drawn: int) -> Iterator[tuple[int, memoryview]]:
     at = _FIRST
     while at + _RECORD.size <= len(data):
         number, size, check = _RECORD.unpack_from(data, at)
         payload = data[at + _RECORD.size : at + _RECORD.size + size]
-        if not number or len(payload) != size or check != _check(number, size, payload):
+        if not number or len(payload) != size or check != _check(drawn, number, size, payload):
             return
         yield number, payload
         at += _RECORD.size + size
 
 
-def _check(number: int, size: int, payload: bytes | memoryview) -> int:
-    return zlib.crc32(payload, number + size & 0xFFFFFFFF)
+def _check(drawn: int, number: int, size: int, payload: bytes | memoryview) -> int:
+    return zlib.crc32(payload, drawn + number + size & 0xFFFFFFFF)
