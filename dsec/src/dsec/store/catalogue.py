@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,25 @@ CREATE TABLE image_layers (
 CREATE INDEX image_layers_by_digest ON image_layers (digest);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_SHARED = """
+CREATE TABLE store_packs (
+    id INTEGER PRIMARY KEY, store TEXT NOT NULL, digest BLOB NOT NULL, bytes INTEGER NOT NULL, UNIQUE (store, digest)
+) STRICT;
+CREATE TABLE store_chunks (
+    digest BLOB NOT NULL, pack INTEGER NOT NULL REFERENCES store_packs ON DELETE CASCADE, start INTEGER NOT NULL,
+    stored INTEGER NOT NULL, encoding INTEGER NOT NULL, PRIMARY KEY (digest, pack)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX store_chunks_by_pack ON store_chunks (pack);
+CREATE TABLE store_images (
+    ref TEXT NOT NULL REFERENCES images ON DELETE CASCADE, store TEXT NOT NULL, PRIMARY KEY (ref, store)
+) WITHOUT ROWID, STRICT;
+CREATE TABLE layer_uses (digest TEXT PRIMARY KEY, used_at REAL NOT NULL) WITHOUT ROWID, STRICT;
+CREATE TABLE pins (ref TEXT PRIMARY KEY REFERENCES images ON DELETE CASCADE, pinned_at REAL NOT NULL)
+WITHOUT ROWID, STRICT;
+"""
+"""What is known of shared stores (`remote.known`), and what garbage collection goes by (`uses`)."""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
 
 _BUSY_TIMEOUT_S = 10.0
@@ -75,7 +94,7 @@ class Catalogue:
         :raises AlreadyExistsError: the name is taken; nothing has changed.
         """
         parse_ref(image.ref)
-        with self._transaction() as database:
+        with self.transaction() as database:
             if database.execute("SELECT 1 FROM images WHERE ref = ?", (image.ref,)).fetchone():
                 raise already_exists(image.ref)
             for layer in image.layers:
@@ -131,7 +150,7 @@ class Catalogue:
         `check` is called with these before anything has changed; what it raises ends the call.
         :raises ImageNotFoundError: no image of that name.
         """
-        with self._transaction() as database:
+        with self.transaction() as database:
             if not self.exists(ref):
                 raise _not_found(ref)
             rows = database.execute(
@@ -177,8 +196,17 @@ class Catalogue:
             self._cache.clear()
             self._cache_version = version
 
+    def rows(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """For the tables of rooms beside this one."""
+        with self._lock:
+            return self._database.execute(query, arguments).fetchall()
+
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Everything in it is written, durably, or nothing.
+
+        :raises CapacityError: the disk is full.
+        """
         with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -203,7 +231,7 @@ class Catalogue:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version == len(MIGRATIONS):
             return  # nothing is written: a node whose disk is full must still start, or nobody could make room
-        with self._transaction() as database:
+        with self.transaction() as database:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):
                 raise InternalError(
