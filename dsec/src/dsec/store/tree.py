@@ -30,6 +30,9 @@ MAX_XATTR_BYTES: Final = 192 * 1024
 """All names and values of one inode together; EROFS addresses 256 KiB."""
 
 OPAQUE_XATTR: Final = b"trusted.overlay.opaque"
+ORIGIN_XATTR: Final = b"trusted.overlay.origin"
+"""On a directory, also without a value: overlayfs then looks for whiteouts when it lists it. By itself it does so only
+where two layers have the directory; elsewhere the names of whiteouts would be listed, and be nothing when looked at."""
 
 Run = tuple[int, int, int]
 """Blocks of a file that have data: (first block in the file, first block in the data file, number of blocks)."""
@@ -84,8 +87,12 @@ class Tree:
     def __init__(self) -> None:
         self.root = Node(stat.S_IFDIR | 0o755)
         self.entries = 0
+        self.implied: set[bytes] = set()
+        """Directories that came into being as missing parents and that nothing has described since: what lower layers
+        have at their paths is not hidden, so it is theirs to say what such a directory is like."""
         self._directories: dict[bytes, dict[bytes, Node]] = {b"": _children(self.root)}
         self._hiding: set[bytes] = set()
+        self._with_whiteouts: set[bytes] = set()
 
     def insert(self, path: bytes, node: Node) -> None:
         """Put `node` at `path`, replacing what was there; a directory put on a directory keeps its children.
@@ -94,14 +101,18 @@ class Tree:
         directory with children that would be hidden by something else.
         """
         _check(path, node)
-        if node.children is not None and path in self._hiding:
-            _make_opaque(node)
+        if node.children is not None:
+            if path in self._hiding:
+                make_opaque(node)
+            if path in self._with_whiteouts:
+                mark_whiteouts(node)
         if not path:
             self._replace_root(node)
             return
         siblings, name = self._place(path)
         old = siblings.get(name)
         if old is not None:
+            self.implied.discard(path)
             self._replace(path, old, node)
         else:
             self._count(path)
@@ -137,7 +148,7 @@ class Tree:
         self._hiding.add(path)
         node = self.get(path)
         assert node is not None
-        _make_opaque(node)
+        make_opaque(node)
 
     def hide(self, path: bytes) -> None:
         """Let nothing of lower layers show at `path`: a whiteout (a character device 0:0), or what this tree itself
@@ -145,11 +156,18 @@ class Tree:
         if not path:
             raise invalid(path, "the root cannot be hidden")
         self._hiding.add(path)
+        self.implied.discard(path)
         node = self.get(path)
         if node is None:
             self.insert(path, Node(stat.S_IFCHR))
+            parent = path.rpartition(b"/")[0]
+            if parent not in self._with_whiteouts:
+                self._with_whiteouts.add(parent)
+                directory = self.get(parent)
+                assert directory is not None
+                mark_whiteouts(directory)
         elif node.children is not None:
-            _make_opaque(node)
+            make_opaque(node)
 
     def get(self, path: bytes) -> Node | None:
         """The node at `path`, or None. Symbolic links are not followed."""
@@ -178,12 +196,14 @@ class Tree:
             parent, _, name = directory.rpartition(b"/")
             siblings = self._directories.get(parent)
             old = None if siblings is None else siblings.get(name)
-            if old is not None and not (directory in self._hiding and _is_whiteout(old)):
+            if old is not None and not (directory in self._hiding and is_whiteout(old)):
                 kind = "a symbolic link" if stat.S_ISLNK(old.mode) else "not a directory"
                 raise invalid(member, f"lies in or below {printable(directory)}, which is {kind}")
             directory = parent
         for path in reversed(missing):
             self.insert(path, Node(stat.S_IFDIR | 0o755))
+            if path not in self._hiding:
+                self.implied.add(path)
         return self._directories[missing[0]] if missing else found
 
     def _replace(self, path: bytes, old: Node, new: Node) -> None:
@@ -208,12 +228,27 @@ class Tree:
             raise invalid(path, f"more than {MAX_ENTRIES} entries")
 
 
-def _is_whiteout(node: Node) -> bool:
+def is_whiteout(node: Node) -> bool:
     return stat.S_ISCHR(node.mode) and node.rdev == 0
 
 
-def _make_opaque(node: Node) -> None:
-    node.xattrs = (*(pair for pair in node.xattrs if pair[0] != OPAQUE_XATTR), (OPAQUE_XATTR, b"y"))
+def is_opaque(node: Node) -> bool:
+    return (OPAQUE_XATTR, b"y") in node.xattrs
+
+
+def make_opaque(node: Node) -> None:
+    """Let a directory hide what lower layers have in it."""
+    _set_xattr(node, OPAQUE_XATTR, b"y")
+
+
+def mark_whiteouts(node: Node) -> None:
+    """Tell overlayfs that a directory has whiteouts."""
+    if all(name != ORIGIN_XATTR for name, _ in node.xattrs):
+        _set_xattr(node, ORIGIN_XATTR, b"")
+
+
+def _set_xattr(node: Node, name: bytes, value: bytes) -> None:
+    node.xattrs = (*(pair for pair in node.xattrs if pair[0] != name), (name, value))
 
 
 def _children(node: Node) -> dict[bytes, Node]:

@@ -6,14 +6,26 @@ image gives `IntegrityError`, not nonsense.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
-from collections.abc import Iterator
+import struct
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dsec.store.erofs import format as disk
 from dsec.store.erofs.format import BLOCK_BITS, BLOCK_SIZE, SLOT_SIZE
-from dsec.store.tree import Node, Run, Xattrs
+from dsec.store.tree import (
+    MAX_ENTRIES,
+    MAX_NAME_BYTES,
+    MAX_PATH_BYTES,
+    MAX_TARGET_BYTES,
+    MAX_XATTR_BYTES,
+    Node,
+    Run,
+    Xattrs,
+)
 from libdsec.protocol.errors import IntegrityError
 
 _PREFIXES = {number: prefix for prefix, number in disk.XATTR_PREFIXES}
@@ -34,8 +46,11 @@ class _Raw:
 class Image:
     """A metadata image in memory. `data_blocks` is the data file's length in blocks as the image states it."""
 
-    def __init__(self, image: bytes | bytearray | memoryview) -> None:
+    def __init__(self, image: bytes | bytearray | memoryview | mmap.mmap, *, data_at: int = 0) -> None:
+        """`data_at` is added to the blocks of runs: the data file's first block, where it is a part of something."""
         self._image = memoryview(image)
+        self._data_at = data_at
+        self._shared_pairs: dict[int, tuple[bytes, bytes]] = {}
         if len(image) < BLOCK_SIZE or len(image) % BLOCK_SIZE:
             raise IntegrityError(f"cannot read layer: an image of {len(image)} bytes")
         fields = disk.SUPERBLOCK.unpack_from(image, disk.SUPERBLOCK_OFFSET)
@@ -57,7 +72,12 @@ class Image:
 
         Names of one inode share one `Node`; `nlink` is what the image says. `children` of directories stay empty.
         """
+        with _damage_is_typed():
+            yield from self._walk()
+
+    def _walk(self) -> Generator[tuple[bytes, Node, int], None, None]:
         nodes: dict[int, tuple[Node, int]] = {}
+        names = 0
         pending = [(b"", self.root_nid)]
         seen: set[int] = set()
         while pending:
@@ -65,6 +85,9 @@ class Image:
             known = nodes.get(nid)
             if known is None:
                 known = nodes[nid] = self._node(nid)
+            names += 1
+            if names > MAX_ENTRIES + 1:
+                raise IntegrityError(f"cannot read layer: more than {MAX_ENTRIES} names")
             yield path, *known
             if stat.S_ISDIR(known[0].mode):
                 if nid in seen:
@@ -72,6 +95,7 @@ class Image:
                 seen.add(nid)
                 prefix = path + b"/" if path else b""
                 children = [(name, child) for name, child in self.list(nid) if name not in (b".", b"..")]
+                _check_names(path, [name for name, _ in children])
                 pending.extend((prefix + name, child) for name, child in reversed(children))
 
     def list(self, nid: int) -> list[tuple[bytes, int]]:
@@ -89,6 +113,8 @@ class Image:
         kind = node.mode & 0o170000
         node.xattrs = self._xattrs(raw)
         if kind == stat.S_IFLNK:
+            if not 0 < node.size <= MAX_TARGET_BYTES:
+                raise IntegrityError(f"cannot read layer: a link target of {node.size} bytes")
             node.target = self._content(raw, node.size)
         elif kind in (stat.S_IFCHR, stat.S_IFBLK):
             node.rdev = os.makedev(*disk.decode_device(raw.union))
@@ -144,6 +170,7 @@ class Image:
             count = min(1 << bits, blocks - first)
             if device != disk.DATA_DEVICE or block + count > self.data_blocks:
                 raise IntegrityError(f"cannot read layer: file {raw.nid} has a chunk at {device}:{block}")
+            block += self._data_at
             if runs and runs[-1][0] + runs[-1][2] == first and runs[-1][1] + runs[-1][2] == block:
                 runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + count)
             else:
@@ -159,12 +186,17 @@ class Image:
         position = disk.XATTR_HEADER.size
         for _ in range(shared):
             start = self._shared + 4 * int.from_bytes(area[position : position + 4], "little")
-            found.append(self._xattr(self._image[start:])[0])
+            pair = self._shared_pairs.get(start)
+            if pair is None:
+                pair = self._shared_pairs[start] = self._xattr(self._image[start:])[0]
+            found.append(pair)
             position += 4
         while position < len(area):
             pair, length = self._xattr(area[position:])
             found.append(pair)
             position += length
+        if sum(len(name) + len(value) for name, value in found) > MAX_XATTR_BYTES:
+            raise IntegrityError(f"cannot read layer: attributes of more than {MAX_XATTR_BYTES} bytes")
         return tuple(sorted(found))
 
     def _xattr(self, entry: memoryview) -> tuple[tuple[bytes, bytes], int]:
@@ -180,6 +212,25 @@ class Image:
         if start + length > len(self._image):
             raise IntegrityError(f"cannot read layer: bytes {start} to {start + length} are outside the image")
         return self._image[start : start + length]
+
+
+@contextmanager
+def _damage_is_typed() -> Iterator[None]:
+    """What cannot be unpacked or looked up is damage too."""
+    try:
+        yield
+    except (struct.error, LookupError, ValueError, OverflowError) as error:
+        raise IntegrityError(f"cannot read layer: a damaged structure: {error}") from error
+
+
+def _check_names(directory: bytes, names: list[bytes]) -> None:
+    if len(set(names)) != len(names):
+        raise IntegrityError(f"cannot read layer: directory {directory!r} has a name twice")
+    for name in names:
+        if not 0 < len(name) <= MAX_NAME_BYTES or b"/" in name or b"\0" in name:
+            raise IntegrityError(f"cannot read layer: {name[:300]!r} is not a name")
+    if names and len(directory) + 1 + max(map(len, names)) > MAX_PATH_BYTES:
+        raise IntegrityError(f"cannot read layer: a path below {directory[:300]!r} is too long")
 
 
 def read_file(data_fd: int, node: Node) -> Iterator[bytes]:
