@@ -196,7 +196,7 @@ class Catalogue:
             self._cache.clear()
             self._cache_version = version
 
-    def rows(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, arguments: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
         """For the tables of rooms beside this one."""
         with self._lock:
             return self._database.execute(query, arguments).fetchall()

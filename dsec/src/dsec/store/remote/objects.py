@@ -1,0 +1,214 @@
+"""The objects of a shared store: bounded requests, and failures in words.
+
+Each attempt has a deadline that grows with its bytes, a request is tried a few times, and no more than `CONCURRENCY`
+are under way at once. A request that is given up ends here, whatever the file system or network below still does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
+
+import obstore
+from obstore import exceptions as failures
+
+from libdsec.protocol.errors import (
+    CapacityError,
+    DSecError,
+    IntegrityError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+CONCURRENCY = 16
+"""Requests under way at once."""
+
+_NO_ROOM = re.compile(r"os error (28|122)\b")
+_REFUSED = re.compile(r"os error (1|13|30)\b")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store may take."""
+
+    attempt_s: float = 10.0
+    """For one attempt, whatever its size."""
+    bytes_per_s: float = 1024 * 1024
+    """The attempt has the time in addition that its bytes take at this rate."""
+    attempts: int = 4
+    backoff_s: float = 0.2
+    """Before the second attempt; twice as long before each further one, and up to half as long more, by chance."""
+
+
+class Objects:
+    """Safe from several event loops."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        *,
+        writable: bool = True,
+        directory: str | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """`url` is for messages and for what the catalogue remembers: without secrets. `directory` is where the
+        objects lie as files, if they do."""
+        self.url = url
+        self.directory = directory
+        self._writable = writable
+        self._store = store
+        self._patience = patience or Patience()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def require_writable(self, doing: str) -> None:
+        """:raises UnsupportedOperationError: a store that is only read."""
+        if not self._writable:
+            raise UnsupportedOperationError(
+                f"cannot {doing}: the shared store {self.url} is read by HTTP, which cannot write; publish to the "
+                "store behind it",
+                store=self.url,
+            )
+
+    async def size(self, path: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+
+        async def ask(_: asyncio.Timeout) -> int:
+            return (await obstore.head_async(self._store, path))["size"]
+
+        return await self._tried(f"look for {path}", 0, ask)
+
+    async def get(self, path: str, limit: int) -> bytes | None:
+        """A whole object; None where there is none.
+
+        :raises IntegrityError: it has more than `limit` bytes.
+        """
+
+        async def ask(time: asyncio.Timeout) -> bytes:
+            found = await obstore.get_async(self._store, path)
+            size = found.meta["size"]
+            if size > limit:
+                raise IntegrityError(
+                    f"cannot use {path} of {self.url}: it has {size} bytes, more than {limit}",
+                    store=self.url,
+                    path=path,
+                )
+            time.reschedule((time.when() or 0.0) + size / self._patience.bytes_per_s)
+            content = bytes(await found.bytes_async())
+            if len(content) != size:
+                raise OSError(f"{len(content)} bytes came instead of {size}")
+            return content
+
+        return await self._tried(f"read {path}", 0, ask)
+
+    async def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Exactly these bytes of an object.
+
+        :raises IntegrityError: there is no such object, or it ends before.
+        """
+
+        async def ask(_: asyncio.Timeout) -> memoryview:
+            return memoryview(await obstore.get_range_async(self._store, path, start=start, length=length))
+
+        try:
+            found = await self._tried(f"read {path}", length, ask)
+        except UnavailableError:
+            # stores say in words of their own that an object ends before the range: then its size says so
+            size = await self.size(path)
+            if size is None or size >= start + length:
+                raise
+            found = memoryview(b"")
+        if found is None:
+            raise IntegrityError(f"cannot read {path} of {self.url}: it is missing", store=self.url, path=path)
+        if len(found) != length:
+            raise IntegrityError(
+                f"cannot read {path} of {self.url}: it ends before byte {start + length}", store=self.url, path=path
+            )
+        return found
+
+    async def put(self, path: str, content: bytes | bytearray, *, replace: bool = False) -> bool:
+        """Write an object, whole or not at all. False: there is one of that name, which stays unless `replace`.
+
+        :raises CapacityError: the store is full.
+        """
+        self.require_writable(f"write {path}")
+
+        async def ask(_: asyncio.Timeout) -> bool:
+            try:
+                await obstore.put_async(
+                    self._store, path, content, mode="overwrite" if replace else "create", use_multipart=False
+                )
+            except (failures.AlreadyExistsError, failures.PreconditionError):
+                return False
+            if self.directory is not None:
+                await asyncio.to_thread(_sync, os.path.join(self.directory, path))
+            return True
+
+        written = await self._tried(f"write {path}", len(content), ask)
+        if written is None:
+            raise UnavailableError(f"cannot write {path}: {self.url} has no such place", store=self.url)
+        return written
+
+    async def _tried(self, doing: str, size: int, ask: Callable[[asyncio.Timeout], Awaitable[T]]) -> T | None:
+        """None: there is no such object."""
+        patience = self._patience
+        attempt_s = patience.attempt_s + size / patience.bytes_per_s
+        pause = patience.backoff_s
+        for attempt in range(1, patience.attempts + 1):
+            try:
+                async with self._turn(), asyncio.timeout(attempt_s) as time:
+                    return await ask(time)
+            except FileNotFoundError:
+                return None
+            except TimeoutError:
+                failure = UnavailableError(
+                    f"cannot {doing}: {self.url} did not answer within {attempt_s:.0f} s", store=self.url
+                )
+            except (failures.BaseError, OSError, ValueError) as error:
+                failure = self._in_words(doing, error)
+            if attempt == patience.attempts:
+                raise failure
+            await asyncio.sleep(pause * random.uniform(1.0, 1.5))
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    def _in_words(self, doing: str, error: Exception) -> UnavailableError:
+        """What is worth another attempt is returned; what is not, raised."""
+        text = str(error).partition("\n\nDebug source")[0][:500]
+        typed: type[DSecError]
+        if isinstance(error, (failures.PermissionDeniedError, failures.UnauthenticatedError, PermissionError)):
+            typed = PermissionDeniedError
+        elif isinstance(error, failures.NotSupportedError | NotImplementedError):
+            typed = UnsupportedOperationError
+        elif _NO_ROOM.search(text):
+            typed = CapacityError
+        elif _REFUSED.search(text):
+            typed = PermissionDeniedError
+        else:
+            return UnavailableError(f"cannot {doing}: {self.url}: {text}", store=self.url)
+        raise typed(f"cannot {doing}: {self.url}: {text}", store=self.url) from error
+
+    def _turn(self) -> asyncio.Semaphore:
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(CONCURRENCY))
+
+
+def _sync(path: str) -> None:
+    """A file and its name, onto the disk."""
+    for each in (path, os.path.dirname(path)):
+        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,69 @@
+"""A shared store by its URL."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore, from_url
+
+from libdsec.protocol.errors import InvalidArgumentError, UnavailableError
+
+from .objects import Objects, Patience
+
+CLOUDS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+_CLIENT = {"connect_timeout": "5s", "timeout": "600s"}
+"""The deadline of a request as a whole is `Objects`'."""
+_NO_RETRIES = {"max_retries": 0}
+"""They are `Objects`' too."""
+
+
+def open_store(url: str, patience: Patience | None = None) -> Objects:
+    """`/DIRECTORY`, `file:///DIRECTORY`, `s3://BUCKET/…`, `gs://…`, `az://…`, `http(s)://…` (only read), `memory:///`
+    (of this object alone). Credentials, endpoints and regions of clouds come from their usual environment variables
+    (`AWS_…`, `GOOGLE_…`, `AZURE_…`). Nothing is asked of the store yet.
+
+    :raises InvalidArgumentError: no such kind of store, or its settings are wrong.
+    :raises UnavailableError: the directory cannot be made.
+    """
+    parts = urlsplit(url)
+    shown = _without_secrets(parts)
+    try:
+        if url.startswith("/") or parts.scheme == "file":
+            return _directory(url if url.startswith("/") else parts.path, patience)
+        if parts.scheme == "memory":
+            return Objects(MemoryStore(), shown, patience=patience)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            client = {**_CLIENT, "allow_http": parts.scheme == "http"}
+            web = HTTPStore.from_url(url, client_options=client, retry_config=_NO_RETRIES)  # type: ignore[arg-type]
+            return Objects(web, shown, writable=False, patience=patience)
+        if parts.scheme in CLOUDS and parts.netloc:
+            return Objects(_cloud(url), shown, patience=patience)
+    except (BaseError, ValueError) as error:
+        why = str(error).partition("\n")[0][:300]
+        raise InvalidArgumentError(f"cannot open the shared store {shown}: {why}", field="store") from None
+    raise InvalidArgumentError(
+        f"cannot open the shared store {shown!r}: it must be an absolute path, or a URL of s3, gs, az, http or https",
+        field="store",
+    )
+
+
+def _directory(path: str, patience: Patience | None) -> Objects:
+    path = os.path.normpath(path)
+    if not os.path.isabs(path):
+        raise InvalidArgumentError(f"cannot open the shared store {path!r}: the path must be absolute", field="store")
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(f"cannot open the shared store {path}: {error.strerror}", store=path) from None
+    return Objects(LocalStore(path), path, directory=path, patience=patience)
+
+
+def _cloud(url: str) -> ObjectStore:
+    return from_url(url, client_options=_CLIENT, retry_config=_NO_RETRIES)  # type: ignore[call-overload,no-any-return]
+
+
+def _without_secrets(parts: SplitResult) -> str:
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))

@@ -1,0 +1,91 @@
+"""Images of chosen data, shared stores to put them in, and another node to read them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dsec.store.build import build_layer
+from dsec.store.local import LocalStore
+from dsec.store.records import ImageRecord, LayerRecord
+from dsec.store.remote.objects import Objects, Patience
+from dsec.store.remote.opening import open_store
+from dsec.store.remote.shared import SharedStore
+from dsec.store.sources import MemorySource
+from dsec.store.sources.base import Entry
+from dsec.store.sources.memory import BytesContent
+from dsec.store.tree import Node
+from libdsec.protocol.environment import ImageConfig
+
+IMPATIENT = Patience(attempt_s=5.0, attempts=2, backoff_s=0.0)
+CHUNK = 256 * 1024
+
+
+def noise(seed: int, size: int = CHUNK) -> bytes:
+    """Bytes that no compressor makes smaller."""
+    import random
+
+    return random.Random(seed).randbytes(size)
+
+
+def put_image(local: LocalStore, ref: str, *datas: bytes, at: float = 1.0) -> ImageRecord:
+    """An image with a layer for each of `datas`, which its one file has."""
+    with local.taking() as taken, local.build_directory() as directory:
+        layers = []
+        for number, data in enumerate(datas):
+            entry = Entry(b"file", Node(stat.S_IFREG | 0o644), BytesContent(data))
+            layers.append(taken.take(build_layer(MemorySource([entry]), directory, f"layer{number}")))
+        return local.publish_image(ImageRecord(ref, "base", tuple(layers), ImageConfig({"A": "1"}), at))
+
+
+@contextlib.contextmanager
+def node(state: Path, objects: Objects, *, raw: bool = False) -> Iterator[tuple[LocalStore, SharedStore]]:
+    """A node with that shared store."""
+    with (
+        contextlib.closing(LocalStore(str(state))) as local,
+        contextlib.closing(SharedStore(objects, local, raw=raw)) as shared,
+    ):
+        yield local, shared
+
+
+def open_impatient(url: str) -> Objects:
+    return open_store(url, IMPATIENT)
+
+
+async def read_chunks(shared: SharedStore, layer: LayerRecord, first: int = 0, count: int | None = None) -> bytes:
+    """What a fetch of these chunks delivers, in their order."""
+    source = shared.open_source(layer)
+    count = source.chunks - first if count is None else count
+    got: dict[int, bytes] = {}
+
+    def deliver(chunk: int, content: bytes) -> None:
+        assert chunk not in got
+        got[chunk] = content
+
+    await source.fetch(first, count, deliver)
+    assert sorted(got) == list(range(first, first + count))
+    return b"".join(got[chunk] for chunk in sorted(got))
+
+
+def data_of(layer: LayerRecord) -> bytes:
+    return Path(layer.data).read_bytes()
+
+
+def objects_in(directory: Path) -> dict[str, int]:
+    """Every object of a store in a directory, and its length."""
+    found = {}
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(parent, name)
+            found[os.path.relpath(path, directory)] = os.path.getsize(path)
+    return found
+
+
+def quiet(_: object) -> None:
+    """No progress."""
+
+
+Quiet = Callable[[object], None]

@@ -1,0 +1,174 @@
+"""An image that is published by one node is the same image on another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from published import CHUNK, data_of, node, noise, objects_in, open_impatient, put_image, quiet, read_chunks
+
+from dsec.store.records import LayerRecord
+from dsec.store.verify import read_layer_file
+from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError
+
+DATA = noise(1) + bytes(3 * CHUNK) + noise(2) + b"text " * 100_000 + noise(1) + b"end"
+
+
+def same_metadata(a: LayerRecord, b: LayerRecord) -> bool:
+    return Path(a.metadata).read_bytes() == Path(b.metadata).read_bytes()
+
+
+@pytest.fixture(params=["directory", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "shared") if request.param == "directory" else "memory:///"
+
+
+async def test_it_comes_back_byte_for_byte(url: str, tmp_path: Path) -> None:
+    objects = open_impatient(url)
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (other, reader):
+        image = put_image(local, "some/app:v1", DATA, noise(3, 1000))
+        done = await shared.publish("some/app:v1", quiet)
+        assert done.ref == "some/app:v1"
+        assert done.store == objects.url
+        assert done.chunks_new > 0
+        found = await reader.resolve("some/app:v1")
+        assert other.catalogue.get("some/app:v1") == found
+        assert found.info() == image.info()
+        for mine, theirs in zip(image.layers, found.layers, strict=True):
+            assert same_metadata(theirs, mine)
+            assert read_layer_file(theirs) == read_layer_file(mine)
+            assert "data.erofs" not in os.listdir(theirs.directory)
+            assert await read_chunks(reader, theirs) == data_of(mine)
+            assert await read_chunks(reader, theirs, 0, 1) == data_of(mine)[:CHUNK]
+
+
+async def test_publishing_again_sends_nothing(url: str, tmp_path: Path) -> None:
+    objects = open_impatient(url)
+    with node(tmp_path / "a", objects) as (local, shared):
+        put_image(local, "app:v1", DATA)
+        first = await shared.publish("app:v1", quiet)
+        again = await shared.publish("app:v1", quiet)
+        assert (again.bytes_sent, again.chunks_new) == (0, 0)
+        assert again.chunks == first.chunks
+
+
+async def test_a_chunk_is_stored_once(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (other, reader):
+        put_image(local, "app:v1", noise(1) + noise(2) + noise(1))
+        first = await shared.publish("app:v1", quiet)
+        assert first.chunks_new < first.chunks
+        put_image(local, "app:v2", noise(2) + noise(1) + noise(5))
+        second = await shared.publish("app:v2", quiet)
+        assert second.chunks_new < second.chunks
+        # what a node has resolved it knows as well as what it has published
+        await reader.resolve("app:v2")
+        image = put_image(other, "mine:v1", noise(5) + noise(2) + noise(1))
+        third = await reader.publish("mine:v1", quiet)
+        assert third.chunks_new < third.chunks
+        found = await shared.resolve("mine:v1")
+        assert await read_chunks(shared, found.layers[0]) == data_of(image.layers[0])
+
+
+async def test_names_that_begin_alike_do_not_meet(url: str, tmp_path: Path) -> None:
+    objects = open_impatient(url)
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+        names = ("a:b", "a/b:c", "a/b/c:tags", "a:tags", "a:_tags")
+        for number, name in enumerate(names):
+            put_image(local, name, noise(number, 100))
+            await shared.publish(name, quiet)
+        for name in names:
+            assert (await reader.resolve(name)).info() == local.catalogue.get(name).info()
+
+
+async def test_a_name_is_published_once(url: str, tmp_path: Path) -> None:
+    objects = open_impatient(url)
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (other, second):
+        put_image(local, "app:v1", noise(1), at=1.0)
+        put_image(other, "app:v1", noise(1), at=2.0)
+        await shared.publish("app:v1", quiet)
+        same = await second.publish("app:v1", quiet)
+        assert same.bytes_sent == 0
+        other.remove("app:v1", lambda _: False)
+        put_image(other, "app:v1", noise(2))
+        with pytest.raises(AlreadyExistsError, match="another image of that name"):
+            await second.publish("app:v1", quiet)
+
+
+async def test_what_is_not_published_is_not_found(url: str, tmp_path: Path) -> None:
+    with node(tmp_path / "a", open_impatient(url)) as (local, shared):
+        with pytest.raises(ImageNotFoundError, match="none:v1"):
+            await shared.resolve("none:v1")
+        with pytest.raises(ImageNotFoundError):
+            await shared.publish("none:v1", quiet)
+        assert os.listdir(local.layers_dir) == []
+
+
+async def test_those_who_resolve_at_once_wait_for_one(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+        put_image(local, "app:v1", DATA)
+        await shared.publish("app:v1", quiet)
+        first = asyncio.ensure_future(reader.resolve("app:v1"))
+        others = [asyncio.ensure_future(reader.resolve("app:v1")) for _ in range(20)]
+        await asyncio.wait([first], timeout=0)
+        first.cancel()  # another goes on in its place
+        images = await asyncio.gather(*others)
+        assert len({id(image) for image in images}) == 1
+        missing = await asyncio.gather(*(reader.resolve("none:v1") for _ in range(5)), return_exceptions=True)
+        assert {type(error) for error in missing} == {ImageNotFoundError}
+
+
+async def test_a_directory_can_have_data_files_as_they_are(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects, raw=True) as (local, shared):
+        layer = put_image(local, "app:v1", noise(1) + bytes(40 * 1024 * 1024)).layers[0]
+        assert shared.location(layer) is None
+        await shared.publish("app:v1", quiet)
+        where = shared.location(layer)
+        assert where is not None
+        assert data_of(msgspec.structs.replace(layer, data=where)) == data_of(layer)
+        assert (await shared.publish("app:v1", quiet)).bytes_sent == 0
+        assert not [name for name in objects_in(tmp_path / "shared") if "partial" in name]
+
+
+async def test_a_publish_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+        layer = put_image(local, "app:v1", DATA).layers[0]
+        await shared.publish("app:v1", quiet)
+        there = objects_in(tmp_path / "shared")
+        [pack] = [name for name in there if name.startswith("packs/")]
+        # as if it had been killed after the pack, by a node that remembers nothing
+        for name in there:
+            if name != pack:
+                (tmp_path / "shared" / name).unlink()
+        local.remove("app:v1", lambda _: False)
+        with local.catalogue.transaction() as database:
+            database.execute("DELETE FROM store_packs")
+        put_image(local, "app:v1", DATA)
+        with pytest.raises(ImageNotFoundError):
+            await reader.resolve("app:v1")
+        again = await shared.publish("app:v1", quiet)
+        assert again.chunks_new == 0
+        assert objects_in(tmp_path / "shared").keys() == there.keys()
+        found = await reader.resolve("app:v1")
+        assert await read_chunks(reader, found.layers[0]) == data_of(layer)
+
+
+async def test_a_pack_that_is_gone_is_sent_again(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+        layer = put_image(local, "app:v1", DATA).layers[0]
+        await shared.publish("app:v1", quiet)
+        for name in objects_in(tmp_path / "shared"):
+            if name.startswith("packs/"):
+                (tmp_path / "shared" / name).unlink()
+        put_image(local, "app:v2", DATA + noise(9))
+        assert (await shared.publish("app:v2", quiet)).chunks_new > 1
+        assert (await shared.publish("app:v1", quiet)).bytes_sent > 0
+        found = await reader.resolve("app:v1")
+        assert await read_chunks(reader, found.layers[0]) == data_of(layer)
