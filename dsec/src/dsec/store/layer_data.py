@@ -88,19 +88,26 @@ class StackData:
         index = self.layer_at(position // BLOCK_SIZE)
         record = self.record(index)
         number, start = divmod(position - self.starts[index] * BLOCK_SIZE, record.chunk_size)
-        chunk = self._chunk(index, number, record)
+        chunk = self.chunk(index, number)
         piece = chunk[start : start + len(view)]
         if not piece:
             raise _broken(self._layers[index], f"byte {position} lies behind its end")
         view[: len(piece)] = piece
         return len(piece)
 
-    def _chunk(self, index: int, number: int, record: LayerFile) -> bytes:
+    def chunk(self, index: int, number: int) -> bytes:
+        """A chunk of a layer's file. A number behind its end gives nothing.
+
+        :raises IntegrityError: it is not what its digest says.
+        """
         known = self._chunks.get((index, number))
         if known is not None:
             self._chunks.move_to_end((index, number))
             return known
+        record = self.record(index)
         layer = self._layers[index]
+        if number * record.chunk_size >= layer.data_bytes:
+            return b""
         length = min(record.chunk_size, layer.data_bytes - number * record.chunk_size)
         chunk = b""
         while len(chunk) < length:
