@@ -53,7 +53,16 @@ WITHOUT ROWID, STRICT;
 """
 """What is known of shared stores (`remote.known`), and what garbage collection goes by (`uses`)."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED)
+_OCI = """
+CREATE TABLE oci_layers (
+    diff_ids BLOB NOT NULL, below BLOB NOT NULL, digest TEXT NOT NULL REFERENCES layers ON DELETE CASCADE,
+    PRIMARY KEY (diff_ids, below)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX oci_layers_by_digest ON oci_layers (digest);
+"""
+"""Which layers were made of which OCI layers (`oci.known`)."""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
 
 _BUSY_TIMEOUT_S = 10.0

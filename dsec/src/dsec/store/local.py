@@ -207,6 +207,12 @@ class Taken:
             self._keep(digest)
             return layer
 
+    def share(self, layer: LayerRecord) -> LayerRecord:
+        """A layer that somebody else has taken and has not let go yet, kept from now on by this one too."""
+        with self._store._files:
+            self._keep(layer.digest)
+        return layer
+
     def let_go(self) -> None:
         """Those that no image has are removed. Again is fine."""
         with self._store._files:
