@@ -52,6 +52,8 @@ class LayerBuild:
     """Regular files, each counted once however many names it has."""
     content_bytes: int
     """Sum of the lengths of the regular files, holes included."""
+    implied: tuple[bytes, ...] = ()
+    """Directories that the source has names in but does not describe; parents first."""
 
 
 def build_layer(
@@ -109,6 +111,7 @@ def build_layer(
         inodes=inodes,
         files=_count_files(tree),
         content_bytes=data.content_bytes,
+        implied=tuple(sorted(tree.implied)),
     )
 
 

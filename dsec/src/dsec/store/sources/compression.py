@@ -183,6 +183,11 @@ def open_plain(source: ByteInput) -> io.BufferedReader:
     return _buffered(plain)
 
 
+def as_plain(source: ByteInput) -> io.BufferedReader:
+    """As `open_plain`, of what is not compressed, whatever its first bytes are."""
+    return _buffered(_Plain(source))
+
+
 def _buffered(raw: io.RawIOBase) -> io.BufferedReader:
     return io.BufferedReader(raw, BUFFER_BYTES)
 

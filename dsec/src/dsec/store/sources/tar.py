@@ -18,7 +18,7 @@ from typing import Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from dsec.store.sources.base import Entry, Extent, HardLink, Opaque, SourceItem, Whiteout
-from dsec.store.sources.compression import BUFFER_BYTES, ByteInput, DecompressionError, open_plain
+from dsec.store.sources.compression import BUFFER_BYTES, ByteInput, DecompressionError, as_plain, open_plain
 from dsec.store.sources.tar_header import (
     BLOCK,
     ZERO_BLOCK,
@@ -99,17 +99,25 @@ class TarSource:
     `whiteouts="oci"` reads `.wh.NAME` as the removal of NAME from lower layers and `.wh..wh..opq` as an opaque
     directory, as layers of container images have them; `"plain"` leaves such names alone. `end_mark=False` accepts a
     tar that stops after a whole member without the two blocks of zeros that end one: only for input whose completeness
-    is known otherwise, by a digest.
+    is known otherwise, by a digest. `compressed=False` does not look whether it is.
     """
 
-    def __init__(self, file: ByteInput, *, whiteouts: Literal["plain", "oci"] = "plain", end_mark: bool = True) -> None:
+    def __init__(
+        self,
+        file: ByteInput,
+        *,
+        whiteouts: Literal["plain", "oci"] = "plain",
+        end_mark: bool = True,
+        compressed: bool = True,
+    ) -> None:
         self._file = file
+        self._open = open_plain if compressed else as_plain
         self._whiteouts = whiteouts == "oci"
         self._end_mark = end_mark
 
     def entries(self) -> Generator[SourceItem, None, None]:
         """See `Source.entries`."""
-        reader = _Reader(open_plain(self._file), self._end_mark)
+        reader = _Reader(self._open(self._file), self._end_mark)
         last = b""
         while True:
             member = reader.next_member(last)
