@@ -18,6 +18,7 @@ import msgspec
 from libdsec.protocol.environment import ImageConfig, parse_ref
 from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError, InternalError
 
+from . import history
 from .records import DATA_NAME, METADATA_NAME, ImageRecord, LayerRecord
 
 _FIRST = """
@@ -62,7 +63,7 @@ CREATE INDEX oci_layers_by_digest ON oci_layers (digest);
 """
 """Which layers were made of which OCI layers (`oci.known`)."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
 
 _BUSY_TIMEOUT_S = 10.0
@@ -97,8 +98,8 @@ class Catalogue:
         with self._lock:
             self._database.close()
 
-    def publish(self, image: ImageRecord) -> None:
-        """Make an image known under its name, for good.
+    def publish(self, image: ImageRecord, made_by: Sequence[str] = ()) -> None:
+        """Make an image known under its name, for good. `made_by` says of each of its layers how it came to be.
 
         :raises AlreadyExistsError: the name is taken; nothing has changed.
         """
@@ -118,6 +119,7 @@ class Catalogue:
                 "INSERT INTO image_layers VALUES (?, ?, ?)",
                 [(image.ref, position, layer.digest) for position, layer in enumerate(image.layers)],
             )
+            history.record(database, image, made_by)
 
     def get(self, ref: str) -> ImageRecord:
         """:raises ImageNotFoundError: no image of that name.

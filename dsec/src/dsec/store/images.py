@@ -62,13 +62,17 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
             def image(record: LayerRecord) -> ImageRecord:
                 return ImageRecord(request.ref, request.kind, (record,), request.config, time.time())
 
-            return store.publish(image, layer).info()
+            return store.publish(image, layer, _made_by(request)).info()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise CapacityError(
             f"cannot build {request.ref}: no room in {store.state_dir}: {error.strerror}", path=store.state_dir
         ) from error
+
+
+def _made_by(request: ImageBuildRequest) -> str:
+    return " ".join((f"build from {request.source}", *(f"with {package}" for package in request.packages)))
 
 
 @dataclass(frozen=True)

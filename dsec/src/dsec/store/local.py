@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -68,14 +68,14 @@ class LocalStore:
         finally:
             remove_tree(path)
 
-    def publish(self, image: Callable[[LayerRecord], ImageRecord], build: LayerBuild) -> ImageRecord:
-        """Take a finished layer into the store and publish an image made from its record.
+    def publish(self, image: Callable[[LayerRecord], ImageRecord], build: LayerBuild, made_by: str = "") -> ImageRecord:
+        """Take a finished layer into the store and publish an image made from its record. `made_by`: how, in words.
 
         A layer that is there already is used, since its digest says that it is the same.
         :raises AlreadyExistsError: the image's name is taken; the layer is gone again.
         """
         with self.taking() as taken:
-            return self.publish_image(image(taken.take(build)))
+            return self.publish_image(image(taken.take(build)), (made_by,))
 
     @contextmanager
     def taking(self) -> Iterator[Taken]:
@@ -87,13 +87,14 @@ class LocalStore:
         finally:
             taken.let_go()
 
-    def publish_image(self, image: ImageRecord) -> ImageRecord:
-        """Publish an image of layers that are kept (`taking`) or that other images have.
+    def publish_image(self, image: ImageRecord, made_by: Sequence[str] = ()) -> ImageRecord:
+        """Publish an image of layers that are kept (`taking`) or that other images have. `made_by` says of each of its
+        layers, in words, how it came to be; of one that is known already what was said first stays.
 
         :raises AlreadyExistsError: its name is taken.
         """
         with self._files:
-            self.catalogue.publish(image)
+            self.catalogue.publish(image, made_by)
         return image
 
     def remove(self, ref: str, in_use: Callable[[str], bool]) -> tuple[str, ...]:
