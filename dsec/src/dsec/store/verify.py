@@ -21,12 +21,17 @@ def check_for_mount(layer: LayerRecord) -> None:
 
     :raises IntegrityError: they are not the layer's.
     """
-    found = _file_digest(layer.digest, layer.metadata).hex()
-    if found != layer.metadata_digest:
-        raise _broken(layer.digest, f"{layer.metadata} has digest {found}, not {layer.metadata_digest}")
+    check_metadata(layer)
     size = _size(layer.digest, layer.data)
     if size != layer.data_bytes:
         raise _broken(layer.digest, f"{layer.data} has {size} bytes, not {layer.data_bytes}")
+
+
+def check_metadata(layer: LayerRecord) -> None:
+    """:raises IntegrityError: the metadata image is not the layer's."""
+    found = _file_digest(layer.digest, layer.metadata).hex()
+    if found != layer.metadata_digest:
+        raise _broken(layer.digest, f"{layer.metadata} has digest {found}, not {layer.metadata_digest}")
 
 
 def check_whole(layer: LayerRecord) -> None:

@@ -97,9 +97,7 @@ class LayerLoader(Protocol):
         """Whether all of its data is here, checked."""
         ...
 
-    def stats(self) -> dict[str, LayerCounts]:
-        """By digest, of the layers that it has had to do with."""
-        ...
+    def stats(self, layer: LayerRecord) -> LayerCounts: ...
 
     def close(self) -> None:
         """End fetching. Readers that wait stay blocked for the next process, where a fork server holds the group."""

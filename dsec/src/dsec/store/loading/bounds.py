@@ -1,0 +1,38 @@
+"""The numbers of loading on demand, in one place."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Defaults by measurement (docs/performance.md)."""
+
+    read_deadline_s: float = 30.0
+    """A read that waits longer is an I/O error."""
+    fetch_deadline_s: float = 10.0
+    """One request to the store; another is made while somebody waits."""
+    damaged_tries: int = 2
+    """Of a chunk that the store has wrong, before its readers are refused."""
+    first_window: int = 3
+    """Chunks fetched beyond a first miss."""
+    most_window: int = 32
+    run: int = 16
+    """Chunks a request of what nobody waits for."""
+    at_once: int = 32
+    """Requests of the node."""
+    a_layer: int = 12
+    """Requests of one layer."""
+    ahead: int = 16
+    """Requests of the node for what nobody waits for."""
+    fetch_all_tries: int = 6
+    """Of one request, when a layer is fetched whole."""
+
+
+FIRST_RETRY_S = 0.02
+MOST_RETRY_S = 1.0
+
+
+def retry_delay(attempt: int) -> float:
+    """After the attempt of that number, counted from 0."""
+    return float(min(FIRST_RETRY_S * 2**attempt, MOST_RETRY_S))

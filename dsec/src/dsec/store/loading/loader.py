@@ -1,0 +1,314 @@
+"""The loader of a node: mounts layers whether or not their data is here, fetches it when it is read or asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from dsec.linux import KernelError, fanotify
+from dsec.linux.mounts import erofs_method, mount_erofs
+from dsec.store.mounts import mount_checked
+from dsec.store.records import LayerRecord
+from dsec.store.verify import check_metadata
+from libdsec.protocol.errors import DSecError, IntegrityError, UnavailableError
+from libdsec.protocol.images import DataSource
+
+from .base import LayerCounts, Sources
+from .bounds import Bounds
+from .cache import evict, is_whole
+from .counts import Counts
+from .looping import LoopThread
+from .opened import Opened, OpenedLayers
+from .pending import Taken
+from .precontent import PreContent
+from .trace import RECORD_S
+
+GROUP_KEY = "pre-content"
+"""Of the group's descriptor, where the fork server has it."""
+PROGRESS_S = 0.25
+FINISH_S = 120.0
+"""For the last bytes of a layer to be on the disk."""
+
+_log = structlog.get_logger("dsec.loading")
+
+
+class DescriptorKeeper(Protocol):
+    """The fork server, which outlives this process."""
+
+    async def hold_descriptor(self, key: str, descriptor: int) -> None: ...
+
+    async def take_descriptor(self, key: str) -> int | None: ...
+
+
+class Loader:
+    """A `base.LayerLoader`. Its threads run from its making to `close`."""
+
+    def __init__(
+        self,
+        *,
+        sources: Sources,
+        locate: Callable[[str], LayerRecord],
+        pending_path: str,
+        graves: str,
+        way: DataSource = "auto",
+        bounds: Bounds | None = None,
+    ) -> None:
+        """`locate` is `Catalogue.layer`; `pending_path` a file that lives as long as the fork server may; `graves` a
+        directory on the layers' file system that is emptied at a start."""
+        self._sources, self._locate, self._way = sources, locate, way
+        self._pending_path, self._graves = pending_path, graves
+        self._thread = LoopThread("loading")
+        self._pool = ThreadPoolExecutor(8, "loading-files")
+        self._opened = OpenedLayers(self._thread, bounds or Bounds(), sources.open_source, self._pool.submit)
+        self._events: PreContent | None = None
+        self._books = threading.Lock()
+        self._uses: Counter[str] = Counter()
+        self._mounted: set[str] = set()
+        self._ways: dict[str, str] = {}
+
+    async def attach(self, keeper: DescriptorKeeper) -> None:
+        """Take over the group that the fork server holds, or have it hold a new one: before anything is mounted. Where
+        this kernel has no such groups, layers are fetched whole."""
+        group = await keeper.take_descriptor(GROUP_KEY)
+        fresh = group is None
+        if group is None:
+            if self._way not in ("auto", "pre-content"):
+                return
+            try:
+                group = fanotify.open_group()
+            except KernelError as error:
+                _log.warning("layers cannot be read on demand", error=str(error))
+                return
+            try:
+                await keeper.hold_descriptor(GROUP_KEY, group)
+            except DSecError as error:
+                # with nobody to hold it when this process dies, readers would see zeros
+                _log.error("layers cannot be read on demand: the group is held by nobody else", error=str(error))
+                os.close(group)
+                return
+        self.use_group(group, fresh=fresh)
+
+    def use_group(self, group: int, *, fresh: bool) -> None:
+        """As `attach`, with a group that somebody else holds too."""
+        self._events = self._opened.events = PreContent(group, self._pending_path)
+        taken = self._events.inherit(fresh=fresh)
+        self._events.start(self._on_event)
+        for event in taken:
+            self._pool.submit(self._answer_inherited, self._events, event)
+
+    def mount(self, layer: LayerRecord) -> int:
+        """See `LayerLoader.mount`."""
+        if is_whole(layer):
+            return mount_checked(layer)
+        with self._in_use(layer):
+            check_metadata(layer)
+            for way in self._possible(layer):
+                mount = way()
+                if mount is not None:
+                    return mount
+        raise UnavailableError(
+            f"cannot have the data of layer {layer.digest} by {self._way}: this store or kernel has no such way",
+            digest=layer.digest,
+        )
+
+    def unmounted(self, digest: str) -> None:
+        """Nobody has it mounted any more. Blocks: called in a thread."""
+        layer = self._locate(digest)
+        with self._opened.lock(digest):
+            self._mounted.discard(digest)
+            self._close_unused(layer)
+
+    def fetch_all(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> None:
+        """See `LayerLoader.fetch_all`."""
+        done = 0
+        for layer in layers:
+            if not is_whole(layer):
+                with self._in_use(layer):
+                    self._fetch(layer, lambda size, before=done: progress(before + size))  # type: ignore[misc]
+            done += layer.data_bytes
+            progress(done)
+
+    @contextlib.contextmanager
+    def whole_layers(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> Iterator[None]:
+        """As `fetch_all`; their data stays here as long as the block runs."""
+        with contextlib.ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(self._in_use(layer))
+            self.fetch_all(layers, progress)
+            yield
+
+    def whole(self, layer: LayerRecord) -> bool:
+        return is_whole(layer)
+
+    def evict(self, layer: LayerRecord) -> int | None:
+        """Forget the data of a layer that can be had again. The bytes of the disk that it gave; None: it is used."""
+        with self._opened.lock(layer.digest):
+            with self._books:
+                if self._uses[layer.digest] or layer.digest in self._mounted:
+                    return None
+            self._opened.close_layer(layer)
+            return evict(layer, os.path.join(self._graves, secrets.token_hex(12)))
+
+    def stats(self, layer: LayerRecord) -> LayerCounts:
+        opened = self._opened.get(layer.digest)
+        counts = Counts(layer.directory) if opened is None else opened.counts
+        present = 0 if opened is None else opened.cache.present_bytes
+        return LayerCounts(
+            self._ways.get(layer.digest) or counts.source or "local",
+            layer.data_bytes if is_whole(layer) else present,
+            counts.fetched_bytes,
+            counts.requests,
+            counts.reads_waited,
+            counts.quantile(0.5),
+            counts.quantile(0.99),
+            counts.errors,
+        )
+
+    def close(self) -> None:
+        """See `LayerLoader.close`."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._events is not None:
+            self._events.stop()
+        self._thread.close()
+        if self._events is not None:
+            self._events.close()
+        self._opened.close()
+
+    def _possible(self, layer: LayerRecord) -> Iterator[Callable[[], int | None]]:
+        if self._way in ("auto", "direct"):
+            yield partial(self._mount_direct, layer)
+        if self._way in ("auto", "pre-content"):
+            yield partial(self._mount_marked, layer)
+        if self._way in ("auto", "prefetch"):
+            yield partial(self._mount_fetched, layer)
+
+    def _mount_direct(self, layer: LayerRecord) -> int | None:
+        path = self._sources.location(layer)
+        if path is None:
+            return None
+        if os.stat(path).st_size != layer.data_bytes:
+            raise IntegrityError(f"cannot mount layer {layer.digest}: {path} has not {layer.data_bytes} bytes")
+        try:
+            mount = mount_erofs(layer.metadata, path, label=layer.digest)
+        except KernelError as error:
+            _log.warning("a layer cannot be read from the store's file", layer=layer.digest, error=str(error))
+            return None
+        self._ways[layer.digest] = "direct"
+        return mount
+
+    def _mount_marked(self, layer: LayerRecord) -> int | None:
+        if self._events is None or erofs_method(layer.directory) != "files":
+            return None
+        with self._opened.lock(layer.digest):
+            if not is_whole(layer):
+                opened = self._opened.open(layer)
+                # opening a complete one makes it whole
+                if not opened.closed:
+                    opened.counts.source = self._ways[layer.digest] = "pre-content"
+                    self._mounted.add(layer.digest)
+                    try:
+                        mount = mount_erofs(layer.metadata, layer.data, label=layer.digest, method="files")
+                    except KernelError as error:
+                        self._mounted.discard(layer.digest)
+                        raise IntegrityError(f"cannot mount layer {layer.digest}: {error}") from error
+                    self._thread.loop.call_soon_threadsafe(self._begin_start, opened)
+                    return mount
+        return mount_checked(layer)
+
+    def _mount_fetched(self, layer: LayerRecord) -> int:
+        self._fetch(layer, lambda _: None)
+        self._ways[layer.digest] = "prefetch"
+        return mount_checked(layer)
+
+    def _begin_start(self, opened: Opened) -> None:
+        """On the loop: sandboxes begin to read."""
+        self._thread.spawn(opened.filling.prefetch_trace())
+        digest = opened.cache.layer.digest
+        self._thread.loop.call_later(RECORD_S, lambda: self._pool.submit(self._opened.save, digest))
+
+    def _fetch(self, layer: LayerRecord, progress: Callable[[int], None]) -> None:
+        with self._opened.lock(layer.digest):
+            if is_whole(layer):
+                return
+            opened = self._opened.open(layer)
+            opened.counts.source = opened.counts.source or "prefetch"
+        filling = self._thread.submit(opened.filling.fill(lambda _: None))
+        try:
+            while True:
+                try:
+                    filling.result(PROGRESS_S)
+                    break
+                except LateError:
+                    progress(opened.cache.present_bytes)
+        finally:
+            filling.cancel()
+        opened.whole.result(FINISH_S)
+
+    @contextlib.contextmanager
+    def _in_use(self, layer: LayerRecord) -> Iterator[None]:
+        """Its data is not evicted meanwhile, and its files are closed afterwards if nobody else uses them."""
+        with self._books:
+            self._uses[layer.digest] += 1
+        try:
+            yield
+        finally:
+            with self._books:
+                self._uses[layer.digest] -= 1
+                if not self._uses[layer.digest]:
+                    del self._uses[layer.digest]
+            with self._opened.lock(layer.digest):
+                self._close_unused(layer)
+
+    def _close_unused(self, layer: LayerRecord) -> None:
+        if layer.digest not in self._mounted and not self._uses[layer.digest]:
+            self._opened.close_layer(layer)
+
+    def _on_event(self, digest: str, event: fanotify.Event) -> None:
+        """In the thread that reads events."""
+        if self._opened.take_provoked(digest, event.descriptor, event.pid):
+            return
+        assert self._events is not None
+        answer = partial(self._events.answer, event.descriptor)
+        self._thread.loop.call_soon_threadsafe(self._read, digest, event.offset, event.length, answer)
+
+    def _read(self, digest: str, offset: int, count: int, answer: Callable[[int], None]) -> None:
+        """On the loop: somebody reads a layer."""
+        opened = self._opened.get(digest)
+        if opened is not None and not opened.closed:
+            opened.filling.read(offset, count, answer)
+        else:
+            self._pool.submit(self._read_unopened, digest, offset, count, answer)
+
+    def _read_unopened(self, digest: str, offset: int, count: int, answer: Callable[[int], None]) -> None:
+        """One that an earlier process has mounted, or that has just become whole."""
+        try:
+            layer = self._locate(digest)
+            with self._opened.lock(digest):
+                if not is_whole(layer):
+                    self._mounted.add(digest)
+                    opened = self._opened.open(layer)
+                    if not opened.closed:
+                        filling = opened.filling
+                        self._thread.loop.call_soon_threadsafe(filling.read, offset, count, answer)
+                        return
+        except (DSecError, OSError) as error:
+            _log.error("a read was refused", layer=digest, error=str(error))
+            answer(errno.EIO)
+            return
+        answer(0)
+
+    def _answer_inherited(self, events: PreContent, taken: Taken) -> None:
+        self._read_unopened(
+            taken.digest, taken.offset, taken.length, partial(events.answer_inherited, taken.descriptor)
+        )

@@ -1,0 +1,198 @@
+"""Layers that are being filled: opened once, however many mount, fetch or read them; closed when nobody does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+
+import structlog
+
+from dsec.linux import KernelError
+from dsec.store.records import LayerRecord
+from libdsec.protocol.errors import CapacityError, DSecError
+
+from .base import ChunkSource
+from .bounds import Bounds
+from .cache import DataCache
+from .counts import Counts
+from .filling import Filling
+from .looping import LoopThread
+from .precontent import PreContent
+from .turns import Turns
+
+PROVOKE_S = 10.0
+"""For an event of our own to come back to us."""
+
+_log = structlog.get_logger("dsec.loading")
+
+
+class Opened:
+    """A layer whose data is not all here."""
+
+    def __init__(self, cache: DataCache, counts: Counts) -> None:
+        self.cache, self.counts = cache, counts
+        self.filling: Filling
+        self.whole: Future[None] = Future()
+        """Done when all of it is here and on the disk."""
+        self.closed = False
+
+
+class OpenedLayers:
+    """Opening and closing take milliseconds, and are done in threads, one at a time a layer."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        bounds: Bounds,
+        open_source: Callable[[LayerRecord], ChunkSource],
+        in_background: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._thread, self._bounds, self._open_source = thread, bounds, open_source
+        self._in_background = in_background
+        self._turns = Turns(at_once=bounds.at_once, a_layer=bounds.a_layer, ahead=bounds.ahead)
+        self._books = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._opened: dict[str, Opened] = {}
+        self._provoked: dict[str, Future[int]] = {}
+        self.events: PreContent | None = None
+
+    def get(self, digest: str) -> Opened | None:
+        return self._opened.get(digest)
+
+    def lock(self, digest: str) -> threading.Lock:
+        """Held while a layer's files are opened, closed or taken away."""
+        with self._books:
+            return self._locks.setdefault(digest, threading.Lock())
+
+    def open(self, layer: LayerRecord) -> Opened:
+        """With the layer's lock held. One that is complete already is finished.
+
+        :raises DSecError: it cannot be.
+        """
+        opened = self._opened.get(layer.digest)
+        if opened is not None:
+            return opened
+        source = self._open_source(layer)
+        cache = DataCache.open(layer)
+        try:
+            cache.writer = self._writer(layer)
+            wrong = cache.check_after_boot()
+            if wrong:
+                _log.warning("chunks had not reached the disk", layer=layer.digest, chunks=wrong)
+            opened = Opened(cache, Counts(layer.directory))
+            opened.filling = self._thread.submit(self._make(opened, source)).result()
+        except OSError as error:
+            cache.close()
+            raise CapacityError(f"cannot open the data of layer {layer.digest}: {error}") from error
+        except BaseException:
+            cache.close()
+            raise
+        self._opened[layer.digest] = opened
+        if cache.complete:
+            self._finish(opened, locked=True)
+        return opened
+
+    async def _make(self, opened: Opened, source: ChunkSource) -> Filling:
+        return Filling(
+            opened.cache,
+            source,
+            turns=self._turns,
+            bounds=self._bounds,
+            counts=opened.counts,
+            spawn=self._thread.spawn,
+            on_complete=lambda: self._complete(opened),
+        )
+
+    def _writer(self, layer: LayerRecord) -> int:
+        """A descriptor of the data file that raises no events: one of an event, where events are raised."""
+        if self.events is None:
+            return os.open(layer.data, os.O_RDWR | os.O_CLOEXEC)
+        provoked: Future[int] = Future()
+        self._provoked[layer.digest] = provoked
+        self.events.mark(layer)
+        try:
+            reader = os.open(layer.data, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.pread(reader, 1, 0)
+            finally:
+                os.close(reader)
+            return provoked.result(PROVOKE_S)
+        except LateError:
+            raise KernelError(errno.EIO, "provoke an event on", layer.data) from None
+        finally:
+            del self._provoked[layer.digest]
+
+    def take_provoked(self, digest: str, descriptor: int, pid: int) -> bool:
+        """In the thread that reads events: whether this one is what `_writer` waits for."""
+        provoked = self._provoked.get(digest) if pid == os.getpid() else None
+        if provoked is None or provoked.done() or self.events is None:
+            return False
+        self.events.answer(descriptor, keep=True)
+        provoked.set_result(descriptor)
+        return True
+
+    def close_layer(self, layer: LayerRecord) -> None:
+        """With the layer's lock held. No event is raised for it any more: nobody may have it mounted."""
+        opened = self._opened.pop(layer.digest, None)
+        if self.events is not None:
+            self.events.unmark(layer)
+        if opened is not None and not opened.closed:
+            self._close(opened)
+
+    def close(self) -> None:
+        """All, without an answer to whoever waits, and with marks left for the next process. The loop has ended."""
+        for opened in self._opened.values():
+            self._save(opened)
+            opened.cache.close()
+        self._opened.clear()
+
+    def save(self, digest: str) -> None:
+        """What is worth keeping though this process may die."""
+        opened = self._opened.get(digest)
+        if opened is not None:
+            self._save(opened)
+
+    def _complete(self, opened: Opened) -> None:
+        self._in_background(lambda: self._finish(opened))
+
+    def _finish(self, opened: Opened, *, locked: bool = False) -> None:
+        """All has come: say so for good, and raise no events any more."""
+        layer = opened.cache.layer
+        lock = None if locked else self.lock(layer.digest)
+        if lock is not None:
+            lock.acquire()
+        try:
+            if opened.closed or opened.whole.done():
+                return
+            opened.cache.finish()
+            if self.events is not None:
+                self.events.unmark(layer)
+            self._opened.pop(layer.digest, None)
+            self._close(opened)
+            opened.whole.set_result(None)
+            _log.info("layer is whole", layer=layer.digest, bytes=layer.data_bytes)
+        except (OSError, DSecError) as error:
+            _log.error("a complete layer could not be made whole", layer=layer.digest, error=str(error))
+            failure = CapacityError(f"cannot finish layer {layer.digest}: {error}")
+            if not opened.whole.done():
+                opened.whole.set_exception(failure)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _close(self, opened: Opened) -> None:
+        opened.closed = True
+        self._save(opened)
+        self._thread.submit(opened.filling.close()).result()
+        opened.cache.close()
+
+    def _save(self, opened: Opened) -> None:
+        try:
+            opened.counts.save()
+            opened.filling.trace.save()
+        except OSError as error:
+            _log.warning("what was counted is lost", layer=opened.cache.layer.digest, error=str(error))

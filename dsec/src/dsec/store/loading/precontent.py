@@ -1,0 +1,179 @@
+"""Pre-content events of a node: one group, one thread that reads it and never waits for anything else.
+
+An event is recorded (`pending`) before it is handed on, so that a successor of this process can answer it: the group is
+held by the fork server too, and who waits goes on waiting while nobody reads it. Events are read one at a time: at most
+one was taken and not recorded when this process dies. Its reader is refused by the successor, since nobody knows what
+it wanted; the kernel asks again for most such reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import resource
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from dsec import faults
+from dsec.linux import KernelError, fanotify
+from dsec.store.records import LayerRecord
+
+from .pending import PendingEvents, Taken
+
+_LAYER_PATH = re.compile(r"/layers/([0-9a-f]{64})/data\.erofs\Z")
+PAUSE_S = 0.01
+"""After an event that could not be taken (no descriptor left)."""
+
+_log = structlog.get_logger("dsec.loading")
+
+OnEvent = Callable[[str, fanotify.Event], None]
+"""(digest, event), called in the reading thread; must not wait."""
+
+
+class PreContent:
+    """The group. `start` is called once; `answer` from any thread."""
+
+    def __init__(self, group: int, pending_path: str) -> None:
+        """`group` becomes this object's."""
+        self.group = group
+        self._pending = PendingEvents(pending_path)
+        self._digests: dict[tuple[int, int], str] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread: threading.Thread | None = None
+        self._inheriting = threading.Lock()
+        self._inherited: dict[int, int | None] = {}
+        """Numbers of events that a dead process had taken, each with what keeps a new event from getting that number:
+        an answer would go to the older one."""
+
+    def inherit(self, *, fresh: bool) -> list[Taken]:
+        """What waits for an answer that a dead process had taken; before `start`. Whatever else it may have taken in
+        its last moment is refused. `fresh`: the group is new, nothing waits."""
+        if fresh:
+            self._pending.forget()
+            return []
+        taken = self._pending.read()
+        known = {event.descriptor for event in taken}
+        self._inherited = {number: _occupy(number) for number in known}
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        refused = [n for n in range(most) if n not in known and fanotify.answer(self.group, n, errno.EIO)]
+        if refused:
+            _log.warning(
+                "reads were refused: taken by a process that died before it wrote them down", count=len(refused)
+            )
+        return taken
+
+    def start(self, on_event: OnEvent) -> None:
+        self._thread = threading.Thread(target=self._read, args=(on_event,), name="pre-content", daemon=True)
+        self._thread.start()
+
+    def mark(self, layer: LayerRecord) -> None:
+        """From now on reads of the layer's data raise events.
+
+        :raises KernelError: they cannot.
+        """
+        status = os.stat(layer.data)
+        self._digests[status.st_dev, status.st_ino] = layer.digest
+        fanotify.mark(self.group, layer.data)
+
+    def unmark(self, layer: LayerRecord) -> None:
+        fanotify.unmark(self.group, layer.data)
+        for inode in [inode for inode, digest in self._digests.items() if digest == layer.digest]:
+            del self._digests[inode]
+
+    def answer(self, descriptor: int, refusal: int = 0, *, keep: bool = False) -> None:
+        """Once an event. Its descriptor is closed, but one that is to be kept."""
+        try:
+            fanotify.answer(self.group, descriptor, refusal)
+            faults.point("loading.event.answered")
+            self._pending.clear(descriptor)
+        finally:
+            if not keep:
+                os.close(descriptor)
+
+    def answer_inherited(self, number: int, refusal: int = 0) -> None:
+        """Once an event that a dead process had taken."""
+        with self._inheriting:
+            if number not in self._inherited:
+                return  # refused, when its number was wanted
+            fanotify.answer(self.group, number, refusal)
+            self._pending.clear(number)
+            placeholder = self._inherited.pop(number)
+        if placeholder is not None:
+            os.close(placeholder)
+
+    def stop(self) -> None:
+        """Read no more."""
+        if self._thread is not None:
+            os.write(self._wake_write, b"x")
+            self._thread.join()
+
+    def close(self) -> None:
+        """After `stop`, when nothing is answered any more. Who waits goes on waiting if another process has the group,
+        else goes on."""
+        for descriptor in (self.group, self._wake_read, self._wake_write):
+            os.close(descriptor)
+        self._pending.close()
+
+    def _read(self, on_event: OnEvent) -> None:
+        poll = select.poll()
+        poll.register(self.group, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while not any(ready == self._wake_read for ready, _ in poll.poll()):
+            try:
+                event = fanotify.read_event(self.group)
+            except KernelError as error:
+                _log.error("a read was refused: its event could not be taken", error=str(error))
+                time.sleep(PAUSE_S)
+                continue
+            if event is not None:
+                self._take(event, on_event)
+
+    def _take(self, event: fanotify.Event, on_event: OnEvent) -> None:
+        faults.point("loading.event.taken")
+        if event.descriptor in self._inherited:
+            _log.warning("a read was refused: another has its number now")
+            self.answer_inherited(event.descriptor, errno.EIO)
+        try:
+            digest = self._digest(event.descriptor)
+            self._pending.record(event.descriptor, digest, event.offset, event.length)
+        except (OSError, ValueError) as error:
+            _log.error("a read was refused: its event could not be written down", error=str(error))
+            self.answer(event.descriptor, errno.EIO)
+            return
+        faults.point("loading.event.recorded")
+        on_event(digest, event)
+
+    def _digest(self, descriptor: int) -> str:
+        """:raises ValueError: it is no layer's file."""
+        status = os.fstat(descriptor)
+        digest = self._digests.get((status.st_dev, status.st_ino))
+        if digest is None:
+            # marked by an earlier process
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            match = _LAYER_PATH.search(path)
+            if match is None:
+                raise ValueError(f"cannot tell which layer {path} is of")
+            digest = f"sha256:{match[1]}"
+            self._digests[status.st_dev, status.st_ino] = digest
+        return digest
+
+
+def _occupy(number: int) -> int | None:
+    """Have a descriptor of that number. None: there is one, of something else."""
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    if null == number:
+        return null
+    try:
+        copy = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, number)
+    finally:
+        os.close(null)
+    if copy != number:
+        os.close(copy)
+        return None
+    return copy
