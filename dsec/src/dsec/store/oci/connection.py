@@ -159,9 +159,7 @@ class Connection:
             return NotFoundError(f"cannot find {path[:200]} at {self.host}: {said or 'there is none'}", host=self.host)
         return UnavailableError(f"cannot do {what}", host=self.host, status=response.status)
 
-    def _answered(
-        self, method: str, url: str, scope: str, headers: dict[str, str], body: bytes | None
-    ) -> Response:
+    def _answered(self, method: str, url: str, scope: str, headers: dict[str, str], body: bytes | None) -> Response:
         """One request with its challenges and redirects."""
         own = _origin(url) == _origin(self._base)
         challenges = redirects = 0

@@ -29,7 +29,7 @@ def below(kind: LayerKind, diff_ids: Sequence[str]) -> bytes:
 
 def find(catalogue: Catalogue, diff_ids: Sequence[str], beneath: bytes) -> str | None:
     """The digest of the layer that was made of these, and still is in an image."""
-    rows = catalogue.read(
+    rows = catalogue.rows(
         "SELECT digest FROM oci_layers WHERE diff_ids = ? AND below IN (x'', ?) ORDER BY below",
         (_raw(diff_ids), beneath),
     )

@@ -74,7 +74,9 @@ class LayoutSource:
         there = ", ".join(sorted({name for name in names if name})[:20]) or "none with a name"
         if not found:
             raise NotFoundError(f"cannot find {wanted or 'an image'} in {where}: there are {there}")
-        raise InvalidArgumentError(f"cannot use {where}: it has {len(found)} images, say which: {there}", field="source")
+        raise InvalidArgumentError(
+            f"cannot use {where}: it has {len(found)} images, say which: {there}", field="source"
+        )
 
     def _document(self, descriptor: Descriptor) -> bytes:
         stream = self._verified(descriptor.digest, descriptor.size, lambda _: None)
@@ -110,9 +112,7 @@ class DockerSource:
         config = parse_config(body, where)
         if len(config.diff_ids) != len(saved.Layers) or len(saved.Layers) > MAX_LAYERS:
             raise broken(where, f"it has {len(saved.Layers)} layers and {len(config.diff_ids)} digests of layers")
-        layers = [
-            LayerBlob("", 0, diff_id, path) for diff_id, path in zip(config.diff_ids, saved.Layers, strict=True)
-        ]
+        layers = [LayerBlob("", 0, diff_id, path) for diff_id, path in zip(config.diff_ids, saved.Layers, strict=True)]
         names = [self._place.tag] if self._place.tag else list(saved.RepoTags or ())
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         return Resolved(digest, config.config, tuple(layers), config.made_by, local_name(names[0]) if names else "")
@@ -136,7 +136,9 @@ class DockerSource:
         there = ", ".join(sorted(tag for image in images for tag in image.RepoTags or ())[:20]) or "none with a name"
         if not found:
             raise NotFoundError(f"cannot find {wanted or 'an image'} in {where}: there are {there}")
-        raise InvalidArgumentError(f"cannot use {where}: it has {len(found)} images, say which: {there}", field="source")
+        raise InvalidArgumentError(
+            f"cannot use {where}: it has {len(found)} images, say which: {there}", field="source"
+        )
 
     def _read(self, name: str) -> bytes:
         piece = self._files.open(posixpath.normpath(name))

@@ -136,8 +136,9 @@ def choose(index: Index, where: str) -> Descriptor:
     if len(index.manifests) == 1 and index.manifests[0].platform is None:
         return index.manifests[0]
     there = {f"{p.os}/{p.architecture}" for p in (each.platform for each in index.manifests) if p is not None}
+    only = ", ".join(sorted(there)[:20]) or "nothing"
     raise UnsupportedOperationError(
-        f"cannot use {where}: it has no image for linux/{wanted}, only for {', '.join(sorted(there)[:20]) or 'nothing'}",
+        f"cannot use {where}: it has no image for linux/{wanted}, only for {only}",
         wanted=f"linux/{wanted}",
     )
 

@@ -56,9 +56,7 @@ class Registry:
         """:raises InvalidArgumentError: plain http for a host that is not loopback."""
         self._name = place.name
         self._scope = f"repository:{place.name}:{'pull,push' if writes else 'pull'}"
-        self._connection = Connection(
-            place.host, login=login, plain_http=plain_http, pulse=pulse, patience=patience
-        )
+        self._connection = Connection(place.host, login=login, plain_http=plain_http, pulse=pulse, patience=patience)
 
     def close(self) -> None:
         self._connection.close()
