@@ -63,8 +63,17 @@ CREATE INDEX oci_layers_by_digest ON oci_layers (digest);
 """
 """Which layers were made of which OCI layers (`oci.known`)."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES)
+_PACKED = """
+CREATE TABLE packed (
+    ref TEXT PRIMARY KEY REFERENCES images ON DELETE CASCADE, maker TEXT NOT NULL, answer BLOB NOT NULL
+) WITHOUT ROWID, STRICT
+"""
+"""Which step of a command log packed an image, and its answer (`pack.record`)."""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES, _PACKED)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
+
+Statement = tuple[str, tuple[Any, ...]]
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -98,8 +107,9 @@ class Catalogue:
         with self._lock:
             self._database.close()
 
-    def publish(self, image: ImageRecord, made_by: Sequence[str] = ()) -> None:
+    def publish(self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None) -> None:
         """Make an image known under its name, for good. `made_by` says of each of its layers how it came to be.
+        `beside` is written with the image or not at all.
 
         :raises AlreadyExistsError: the name is taken; nothing has changed.
         """
@@ -120,6 +130,8 @@ class Catalogue:
                 [(image.ref, position, layer.digest) for position, layer in enumerate(image.layers)],
             )
             history.record(database, image, made_by)
+            if beside is not None:
+                database.execute(*beside)
 
     def get(self, ref: str) -> ImageRecord:
         """:raises ImageNotFoundError: no image of that name.

@@ -27,7 +27,7 @@ from dsec.linux.removal import remove_tree
 from libdsec.protocol.errors import ConflictError, ImageNotFoundError
 
 from .build import LayerBuild
-from .catalogue import Catalogue, layer_directory
+from .catalogue import Catalogue, Statement, layer_directory
 from .digest import LAYER_GENERATION
 from .records import DATA_NAME, METADATA_NAME, RECORD_NAME, RECORD_SCHEMA, ImageRecord, LayerFile, LayerRecord
 
@@ -87,14 +87,17 @@ class LocalStore:
         finally:
             taken.let_go()
 
-    def publish_image(self, image: ImageRecord, made_by: Sequence[str] = ()) -> ImageRecord:
+    def publish_image(
+        self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None
+    ) -> ImageRecord:
         """Publish an image of layers that are kept (`taking`) or that other images have. `made_by` says of each of its
         layers, in words, how it came to be; of one that is known already what was said first stays.
+        `beside`: as `Catalogue.publish`.
 
         :raises AlreadyExistsError: its name is taken.
         """
         with self._files:
-            self.catalogue.publish(image, made_by)
+            self.catalogue.publish(image, made_by, beside)
         return image
 
     def remove(self, ref: str, in_use: Callable[[str], bool]) -> tuple[str, ...]:
