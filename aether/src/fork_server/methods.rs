@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::children::{self, Sandbox};
 use super::connection::Origin;
+use super::descriptors::HoldError;
 use super::held::Held;
 use super::layers::LayerError;
 use super::plan::check_id;
@@ -100,6 +101,9 @@ impl Server {
             "layer.hold" => self.hold_layer(origin, &args::<Key>(frame)?.key, descriptors).map(Some),
             "layer.drop" => self.drop_layer(origin, &args::<Key>(frame)?.key).map(Some),
             "layer.list" => self.list_layers(origin, &args::<After>(frame)?.after).map(Some),
+            "descriptor.hold" => self.hold_descriptor(origin, &args::<Key>(frame)?.key, descriptors).map(Some),
+            "descriptor.take" => self.take_descriptor(origin, &args::<Key>(frame)?.key).map(Some),
+            "descriptor.drop" => self.drop_descriptor(origin, &args::<Key>(frame)?.key).map(Some),
             "sandbox.create" => self.create(origin, args(frame)?).map(|()| None),
             "sandbox.list" => self.list_sandboxes(origin, &args::<After>(frame)?.after).map(Some),
             "sandbox.adopt" => self.adopt(origin, &args::<Id>(frame)?.id).map(Some),
@@ -128,6 +132,34 @@ impl Server {
         let layers = rest.by_ref().take(PAGE).map(|(key, sandboxes)| LayerEntry { key, sandboxes }).collect();
         let list = LayerList { layers, more: rest.next().is_some() };
         result(origin, &list, vec![])
+    }
+
+    fn hold_descriptor(&mut self, origin: Origin, key: &str, descriptors: Vec<OwnedFd>) -> Answer {
+        let count = descriptors.len();
+        let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|_| invalid("descriptor.hold", &format!("{count} descriptors lie beside it instead of one")))?;
+        self.descriptors.hold(key, descriptor).map_err(|error| match error {
+            HoldError::BadKey => invalid("descriptor.hold", &format!("key {key:?} is empty or too long")),
+            HoldError::TooMany => {
+                ErrorBody::new("capacity", format!("cannot hold descriptor {key:?}: the limit is reached"))
+            }
+        })?;
+        result(origin, &Empty {}, vec![])
+    }
+
+    fn take_descriptor(&self, origin: Origin, key: &str) -> Answer {
+        let held = self.descriptors.get(key).ok_or_else(|| not_held(key))?;
+        let copy = rustix::io::fcntl_dupfd_cloexec(held, 3)
+            .on("duplicate", format!("descriptor {key:?}"))
+            .map_err(|error| resources(&error))?;
+        result(origin, &Empty {}, vec![copy])
+    }
+
+    fn drop_descriptor(&mut self, origin: Origin, key: &str) -> Answer {
+        if !self.descriptors.drop(key) {
+            return Err(not_held(key));
+        }
+        result(origin, &Empty {}, vec![])
     }
 
     fn list_sandboxes(&self, origin: Origin, after: &str) -> Answer {
@@ -238,6 +270,10 @@ pub(super) fn resources(error: &KernelError) -> ErrorBody {
 
 fn unknown(id: &str) -> ErrorBody {
     ErrorBody::new("sandbox_not_found", format!("cannot find sandbox {id:?}: it is not running here"))
+}
+
+fn not_held(key: &str) -> ErrorBody {
+    ErrorBody::new("not_found", format!("cannot find descriptor {key:?}: it is not held"))
 }
 
 fn layer_error(verb: &str, error: LayerError) -> ErrorBody {

@@ -10,6 +10,7 @@
 //! - `layers`      mounts held under their keys, and how many sandboxes stand on each
 //! - `children`    every PID 1 from its clone to its reaping
 //! - `held`        those that another fork server has cloned
+//! - `descriptors` what else must outlive the edge
 //! - `kills`       who waits for the end of which
 //! - `connection`  one peer: frames in, frames with descriptors out
 //! - `methods`     the methods of the wire, each from arguments to an answer
@@ -29,6 +30,7 @@
 mod children;
 mod connection;
 mod create;
+mod descriptors;
 mod held;
 mod kills;
 mod layers;

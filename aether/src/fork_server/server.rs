@@ -14,6 +14,7 @@ use rustix::process::Pid;
 
 use super::children::Children;
 use super::connection::{Connection, Origin};
+use super::descriptors::Descriptors;
 use super::held::HeldSandboxes;
 use super::kills::{too_late, Kills};
 use super::layers::Layers;
@@ -45,6 +46,7 @@ pub(super) const HELD: u64 = 1 << 33;
 pub struct Server {
     pub(super) node: Node,
     pub(super) layers: Layers,
+    pub(super) descriptors: Descriptors,
     pub(super) children: Children,
     pub(super) held: HeldSandboxes,
     pub(super) kills: Kills,
@@ -71,6 +73,7 @@ impl Server {
         Ok(Self {
             node,
             layers,
+            descriptors: Descriptors::default(),
             children: Children::new(side_by_side()),
             held: HeldSandboxes::default(),
             kills: Kills::default(),
