@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.images import DataSource
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -53,6 +54,20 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How long the command log of a sandbox or rollout is kept after its end."""
     log_bytes: int = 8 * GIB
     """Of all command logs together; beyond it the oldest that have ended go first."""
+    store: str | None = None
+    """The shared store: a directory, or a URL of s3, gs, az, http or https (only read). Images that are not on this
+    node are looked for there. Clouds' credentials come from their usual environment variables."""
+    store_raw: bool = False
+    """Publish data files as they are too, where the store is a directory: who has it mounted reads them there."""
+    layers_limit_mb: int = 0
+    """Beyond it images that the shared store has are forgotten, the longest unused first; 0 sets no limit."""
+
+    data_source: DataSource = "auto"
+    """How the data of layers that lie in the shared store is read: `direct` (where the store is mounted), `pre-content`
+    (on demand), `prefetch` (all of it before the first sandbox); `auto` takes the first that store and kernel allow."""
+    cache_limit_mb: int = 0
+    """Of data that lies in the shared store too; beyond it layers that nobody uses are fetched anew when they are
+    wanted again, the longest unused first. 0 sets no limit."""
 
     @property
     def journal_path(self) -> str:

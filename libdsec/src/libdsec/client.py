@@ -15,6 +15,7 @@ from ._transport.channel import RECONNECT_TIMEOUT_S, Channel
 from ._transport.endpoint import Endpoint, UnixEndpoint, run_directory, socket_path
 from ._transport.local_server import LocalEndpoint
 from .args import DSecContainerRunArgs
+from .images import ImageCalls
 from .protocol.calls import DrainRequest, Empty, SandboxList, SandboxListRequest, ServerInfo
 from .protocol.environment import (
     BuildProgress,
@@ -55,7 +56,7 @@ _decode_job_progress = msgspec.msgpack.Decoder(JobProgress).decode
 _decode_progress = msgspec.msgpack.Decoder(BuildProgress).decode
 
 
-class DSecClient:
+class DSecClient(ImageCalls):
     """Speaks with the server at `url`, else at `DSEC_URL`, else with the local node, which it starts when none runs.
 
     Used by `async with`, or by `open` and `close`. All calls may be made at once from many tasks of one event loop.

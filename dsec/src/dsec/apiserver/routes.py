@@ -22,9 +22,15 @@ READ, USE, ADMIN = "read", "use", "admin"
 MAX_DRAIN_S = 86_400.0
 
 
+def _nothing_more(args: msgspec.Raw) -> str | None:
+    return None
+
+
 class Route(NamedTuple):
     permission: str
     handle: Handler
+    further: Callable[[msgspec.Raw], str | None] = _nothing_more
+    """A permission that the arguments ask for beside."""
 
 
 class _NoArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +91,14 @@ def to_placed(service: Service, request: Request, caller: Caller) -> Answerer:
     return service.bus.call("edge." + service.place(spec), request, caller)
 
 
+def of_create(args: msgspec.Raw) -> str | None:
+    """The node's own network is for those who may build; what cannot be read is refused by the handler."""
+    try:
+        return ADMIN if _create_request(args).spec.network == "host" else None
+    except msgspec.DecodeError:
+        return None
+
+
 def to_own_edge(service: Service, request: Request, caller: Caller) -> Answerer:
     """To the edge of this process. With more than one node lists will ask all of them."""
     return service.bus.call("edge." + service.own_edge, request, caller)
@@ -131,7 +145,7 @@ ROUTES: dict[str, Route] = {
     "server.shutdown": Route(ADMIN, server_shutdown),
     "server.drain": Route(ADMIN, server_drain),
     "node.doctor": Route(READ, to_own_edge),
-    "sandbox.create": Route(USE, to_placed),
+    "sandbox.create": Route(USE, to_placed, of_create),
     "sandbox.inspect": Route(READ, to_sandbox),
     "sandbox.list": Route(READ, to_own_edge),
     "sandbox.stop": Route(USE, to_sandbox),
@@ -168,4 +182,7 @@ ROUTES: dict[str, Route] = {
     "image.inspect": Route(READ, to_own_edge),
     "image.remove": Route(ADMIN, to_own_edge),
     "image.verify": Route(READ, to_own_edge),
+    "image.publish": Route(ADMIN, to_own_edge),
+    "image.pin": Route(ADMIN, to_own_edge),
+    "image.gc": Route(ADMIN, to_own_edge),
 }

@@ -12,6 +12,7 @@ from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 
+from . import image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, pairs
 from .outcome import execute
@@ -20,6 +21,8 @@ from .output import ago, amount, emit, say, table, waiting
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, verify, remove images."
 )
+
+image_shared.register(app)
 
 RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -47,6 +48,9 @@ ABSENT_S = 3.0
 
 PRUNE_S = 600.0
 """Between two looks for command logs that are kept long enough."""
+
+IMAGES_S = 60.0
+"""Between two looks for layers beyond the node's limit."""
 
 DRAIN_POLL_S = 0.05
 
@@ -105,6 +109,7 @@ class Edge:
         self._looked = math.inf
         """By the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
+        self._tending: asyncio.Task[Any] | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -122,6 +127,7 @@ class Edge:
         self._every("scopes", SWEEP_S, self.end_scopes)
         self._every("leases", LEASES_S, self.end_orphans)
         self._every("prune", PRUNE_S, self.prune)
+        self._every("images", IMAGES_S, self.tend_images)
 
     def handle(self, request: Request, caller: Caller) -> Answerer:
         """The bus handler: every call of this node."""
@@ -244,6 +250,11 @@ class Edge:
         for scope, _ in self.log.scopes():
             self.scope_over(scope)
         self.spawn(self.log.prune(self.clock.now()))
+
+    def tend_images(self) -> None:
+        """Write down which layers are used, and collect those beyond the node's limit."""
+        if self._tending is None or self._tending.done():
+            self._tending = self.spawn(self.images.tend())
 
     def sweep(self) -> None:
         """Answer the calls whose PID 1 is long overdue: one that hangs must not make its callers hang. Write what a

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import structlog
+
+from dsec.store.collect import Collector
 from dsec.store.compose import compose
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
+from dsec.store.remote.shared import SharedStore
+from dsec.store.uses import Uses
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
+from libdsec.protocol.errors import UnsupportedOperationError
+from libdsec.protocol.images import ImageGcAnswer, ImagePublished
 from libdsec.protocol.spec import SandboxSpec
 
 MAX_COMPOSED = 1024
+
+_log = structlog.get_logger("dsec.edge")
 
 
 class Composed(NamedTuple):
@@ -45,6 +55,21 @@ class Images(Protocol):
         """:raises ImageNotFoundError: not published here.
         :raises ConflictError: a sandbox or another image still needs it."""
 
+    async def publish(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImagePublished:
+        """To the shared store. A cancel ends it, and what was sent is not sent again.
+
+        :raises UnsupportedOperationError: this node has no shared store, or cannot write it.
+        :raises DSecError: see `dsec.store.remote.publish`."""
+
+    async def pin(self, ref: str, pinned: bool) -> ImageInfo:
+        """:raises ImageNotFoundError: not published here."""
+
+    async def collect(self, keep_bytes: int, dry_run: bool) -> ImageGcAnswer:
+        """Forget images that the shared store has, until the layers have `keep_bytes` at most."""
+
+    async def tend(self) -> None:
+        """Called now and then: writes down what was used, and collects what is beyond the node's limit."""
+
     async def verify(self, ref: str) -> ImageInfo:
         """Hold every byte of its layers against their digests.
 
@@ -59,17 +84,38 @@ class BuildCanceledError(Exception):
 class StoreImages:
     """The node's own store."""
 
-    def __init__(self, store: LocalStore, mounts: LayerMounts) -> None:
+    def __init__(
+        self,
+        store: LocalStore,
+        mounts: LayerMounts,
+        shared: SharedStore | None = None,
+        *,
+        limit_bytes: int = 0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         """`mounts` knows which layers sandboxes have, and keeps those mounted that none has any more."""
         self._store = store
         self._mounts = mounts
+        self._shared = shared
+        self._limit_bytes = limit_bytes
+        self.uses = Uses(store.catalogue, now)
+        self._collector = Collector(store, mounts, self.uses, shared, now)
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     async def compose(self, spec: SandboxSpec) -> Composed:
+        while True:
+            found = await self._compose(spec)
+            if await self._collector.chosen(found.layers):
+                return found
+            self._composed.clear()
+
+    async def _compose(self, spec: SandboxSpec) -> Composed:
         # a published image never changes, so an answer stays true until an image is removed
         key = (spec.image, spec.workspace, spec.toolkits)
         found = self._composed.get(key)
         if found is None:
+            if self._shared is not None:
+                await self._shared.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
             # the check of toolkits against what they lie over reads directories of every layer
             if spec.toolkits:
                 composition = await asyncio.to_thread(compose, self._store.catalogue, spec)
@@ -117,6 +163,35 @@ class StoreImages:
         for digest in orphans:
             # an idle mount would keep the removed files' space on the disk
             await self._mounts.forget(digest)
+
+    async def publish(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImagePublished:
+        return await self._required_store(f"publish {ref}").publish(ref, progress)
+
+    async def pin(self, ref: str, pinned: bool) -> ImageInfo:
+        if pinned and self._shared is not None:
+            await self._shared.bring((ref,))
+        await asyncio.to_thread(self.uses.pin, ref, pinned)
+        return self.inspect(ref)
+
+    async def collect(self, keep_bytes: int, dry_run: bool) -> ImageGcAnswer:
+        try:
+            return await self._collector.run(keep_bytes, dry_run=dry_run)
+        finally:
+            self._composed.clear()
+
+    async def tend(self) -> None:
+        self._collector.note_running()
+        await asyncio.to_thread(self.uses.write)
+        if self._limit_bytes and await asyncio.to_thread(self._collector.total) > self._limit_bytes:
+            done = await self.collect(self._limit_bytes, False)
+            _log.info("layers were collected", layers=len(done.collected), bytes=done.bytes, kept=done.kept_bytes)
+
+    def _required_store(self, doing: str) -> SharedStore:
+        if self._shared is None:
+            raise UnsupportedOperationError(
+                f"cannot {doing}: this node has no shared store; start its server with DSEC_STORE=URL"
+            )
+        return self._shared
 
     async def verify(self, ref: str) -> ImageInfo:
         record = self._store.catalogue.get(ref)

@@ -18,7 +18,7 @@ from dsec.apiserver import Service, serve
 from dsec.bus import LocalBus, as_dsec_error
 from dsec.commandlog import SCHEMA as LOG_SCHEMA
 from dsec.commandlog import Bounds, CommandLog
-from dsec.config import NodeConfig, find_aether
+from dsec.config import MIB, NodeConfig, find_aether
 from dsec.drivers.container.driver import ContainerConfig, ContainerDriver
 from dsec.edge import Edge, leases, rows, starts
 from dsec.edge.clock import SystemClock
@@ -28,13 +28,17 @@ from dsec.iam import Authority, Peer, Principal, no_quota
 from dsec.journal import Journal
 from dsec.linux.cgroups import CgroupPool, Hierarchies
 from dsec.placement import Placement
+from dsec.store.loading.loader import Loader
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
+from dsec.store.remote.opening import open_store
+from dsec.store.remote.shared import SharedStore
 from libdsec.protocol.errors import UnavailableError
 from libdsec.protocol.ids import new_token
 from libdsec.protocol.nodes import DoctorReport
 
 from . import log
+from .layers import make_loader, make_mounts
 from .lock import RunLock, prefix_held
 from .machine import describe
 
@@ -95,6 +99,8 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
         loop.add_signal_handler(number, ending.stop)
     loop.set_exception_handler(_unhandled)
     store = LocalStore(config.state_dir)
+    shared = open_shared(config, store)
+    loader = make_loader(config, store, shared)
     journal = open_journal(config.journal_path, loop, durable=config.durable)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -106,7 +112,7 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                 task.add_done_callback(running.discard)
                 return task
 
-            edge = _make_edge(config, identity, store, journal, log_of(config, journal), spawn)
+            edge = _make_edge(config, identity, store, shared, loader, journal, log_of(config, journal), spawn)
             service = make_service(edge, ending.stop, ending.drain)
             try:
                 await edge.start()
@@ -128,6 +134,9 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
                 await edge.close(leave=ending.leave)
     finally:
         await journal.close()
+        await asyncio.to_thread(loader.close)
+        if shared is not None:
+            shared.close()
         store.close()
     _log.info("ended")
 
@@ -157,6 +166,15 @@ def open_journal(path: str, loop: asyncio.AbstractEventLoop, *, durable: bool = 
     return Journal(path, loop, schemas, durable=durable)
 
 
+def open_shared(config: NodeConfig, store: LocalStore) -> SharedStore | None:
+    """The shared store that the node's settings name. It is not asked for anything yet.
+
+    :raises InvalidArgumentError: not the URL of a store.
+    :raises UnavailableError: its directory cannot be made.
+    """
+    return None if config.store is None else SharedStore(open_store(config.store), store, raw=config.store_raw)
+
+
 async def _cancel(running: set[asyncio.Task[Any]]) -> None:
     """End what has no sandbox and may take minutes yet, such as a build. It takes away what it has made so far."""
     left = list(running)
@@ -172,6 +190,8 @@ def _make_edge(
     config: NodeConfig,
     identity: Identity,
     store: LocalStore,
+    shared: SharedStore | None,
+    loader: Loader,
     journal: Journal,
     command_log: CommandLog,
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
@@ -179,7 +199,7 @@ def _make_edge(
     mounts: list[LayerMounts] = []
 
     def layers(hold: Any, drop: Any) -> LayerMounts:
-        mounts.append(LayerMounts(hold, drop, store.catalogue.layer))
+        mounts.append(make_mounts(hold, drop, store, loader))
         return mounts[0]
 
     driver = ContainerDriver(
@@ -197,11 +217,12 @@ def _make_edge(
         cgroups=CgroupPool(f"dsec-{identity.edge_prefix}", Hierarchies.detect()),
         layers=layers,
         spawn=spawn,
+        attach=loader.attach,
     )
     return Edge(
         describe(config, identity),
         drivers={driver.backend: driver},
-        images=StoreImages(store, mounts[0]),
+        images=StoreImages(store, mounts[0], shared, limit_bytes=config.layers_limit_mb * MIB),
         journal=journal,
         log=command_log,
         clock=SystemClock(),

@@ -36,13 +36,16 @@ class LayerMounts:
         *,
         max_idle: int = MAX_IDLE,
         mount: Callable[[LayerRecord], int] | None = None,
+        unmounted: Callable[[str], None] | None = None,
     ) -> None:
-        """`locate` is `Catalogue.layer`. `mount`, called in a thread, gives the descriptor of a checked mount."""
+        """`locate` is `Catalogue.layer`. `mount`, called in a thread, gives the descriptor of a checked mount;
+        `unmounted`, called in a thread, is told that nobody has a layer's mount any more."""
         self._hold = hold
         self._drop = drop
         self._locate = locate
         self._max_idle = max_idle
         self._mount_layer = mount or mount_checked
+        self._unmounted = unmounted
         self._users: dict[str, int] = {}
         self._held: set[str] = set()
         self._idle: dict[str, None] = {}
@@ -100,6 +103,10 @@ class LayerMounts:
     def in_use(self, digest: str) -> bool:
         return digest in self._users
 
+    def used(self) -> tuple[str, ...]:
+        """Every layer that a sandbox has."""
+        return tuple(self._users)
+
     async def forget(self, digest: str) -> bool:
         """Let go of a layer that nobody uses. False when it is used, here or in the fork server."""
         async with _Turn(self._locks, digest):
@@ -117,6 +124,8 @@ class LayerMounts:
                 if digest not in self._users:
                     self._idle[digest] = None
                 return False
+            if self._unmounted is not None:
+                await asyncio.get_running_loop().run_in_executor(None, self._unmounted, digest)
         return True
 
     def _count_down(self, digest: str) -> None:

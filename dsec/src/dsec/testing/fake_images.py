@@ -14,6 +14,7 @@ from libdsec.protocol.environment import (
     parse_ref,
 )
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError
+from libdsec.protocol.images import ImageGcAnswer, ImagePublished
 from libdsec.protocol.spec import SandboxSpec
 
 
@@ -54,6 +55,20 @@ class FakeImages:
     async def remove(self, ref: str) -> None:
         self.inspect(ref)
         del self._images[ref]
+
+    async def publish(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImagePublished:
+        self.inspect(ref)
+        progress(BuildProgress("publish", 1))
+        return ImagePublished(ref, "memory:///", 1, 1, 1)
+
+    async def pin(self, ref: str, pinned: bool) -> ImageInfo:
+        return self.inspect(ref)
+
+    async def collect(self, keep_bytes: int, dry_run: bool) -> ImageGcAnswer:
+        return ImageGcAnswer((), 0, 0)
+
+    async def tend(self) -> None:
+        """Nothing is written and nothing collected."""
 
     async def verify(self, ref: str) -> ImageInfo:
         return self.inspect(ref)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from . import environment, exec, files, jobs, nodes, spec, steps
+from . import environment, exec, files, images, jobs, nodes, spec, steps
 from .errors import WireError
 
 
@@ -143,6 +143,9 @@ METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "image.inspect": (environment.ImageNameRequest, environment.ImageInfo),
     "image.remove": (environment.ImageNameRequest, Empty),
     "image.verify": (environment.ImageNameRequest, environment.ImageInfo),
+    "image.publish": (images.ImagePublishRequest, images.ImagePublished),
+    "image.pin": (images.ImagePinRequest, environment.ImageInfo),
+    "image.gc": (images.ImageGcRequest, images.ImageGcAnswer),
 }
 """Name → (request type, answer type)."""
 

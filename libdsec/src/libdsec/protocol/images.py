@@ -250,7 +250,7 @@ class ImageGcAnswer(msgspec.Struct, frozen=True):
 
 
 class ImagePinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """image.pin: its layers are not collected while it is pinned."""
+    """image.pin: its layers are not collected while it is pinned. The answer is an `ImageInfo`."""
 
     ref: str
     pinned: bool = True

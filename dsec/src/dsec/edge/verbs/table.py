@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 
-from . import create, exec, files, images, inspect, jobs, leases, list, log, logs, node, pause, session, stop
+from . import (
+    create,
+    exec,
+    files,
+    images,
+    inspect,
+    jobs,
+    leases,
+    list,
+    log,
+    logs,
+    node,
+    pause,
+    session,
+    shared_images,
+    stop,
+)
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -54,4 +70,7 @@ VERBS: dict[str, Verb] = {
     "image.inspect": images.inspect,
     "image.remove": images.remove,
     "image.verify": images.verify,
+    "image.publish": shared_images.publish,
+    "image.pin": shared_images.pin,
+    "image.gc": shared_images.collect,
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from dsec.store.digest import chunk_digest
 from dsec.store.local import LocalStore
-from dsec.store.records import LayerFile, LayerRecord
+from dsec.store.records import ImageRecord, LayerFile, LayerRecord
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, IntegrityError, InvalidArgumentError
@@ -85,6 +85,18 @@ async def publish_image(
                 await _published(objects, manifest)
     await asyncio.to_thread(known.add_image, ref)
     return ImagePublished(ref, objects.url, sent.chunks, sent.chunks_new, sent.bytes)
+
+
+async def has_image(objects: Objects, image: ImageRecord) -> bool:
+    """Whether the store has this very image, and its layers.
+
+    :raises DSecError: it cannot be known.
+    """
+    found = await objects.get(manifest_path(image.ref), MAX_MANIFEST)
+    if found is None or not decode_manifest(found, image.ref).says_the_same(manifest_of(image)):
+        return False
+    tables = (objects.size(layer_path(layer.digest, "layer")) for layer in image.layers)
+    return None not in await asyncio.gather(*tables)
 
 
 async def _published(objects: Objects, manifest: Manifest) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+import structlog
 
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord, LayerRecord
@@ -14,11 +16,14 @@ from libdsec.protocol.errors import DSecError, UnavailableError
 from libdsec.protocol.images import ImagePublished
 
 from .beside import read_beside
+from .known import Known
 from .objects import Objects
-from .publish import publish_image
+from .publish import has_image, publish_image
 from .rawdata import raw_location
-from .resolve import resolve_image
+from .resolve import first_error, resolve_image
 from .source import RemoteChunks
+
+_log = structlog.get_logger("dsec.store")
 
 THREADS = max(2, min(8, os.cpu_count() or 2))
 """That decompress. Of their own: loops' threads may all wait for chunks."""
@@ -33,6 +38,7 @@ class SharedStore:
         self._objects = objects
         self._local = local
         self._raw = raw
+        self._known = Known(local.catalogue, objects.url)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks")
         self._resolving: dict[str, asyncio.Future[ImageRecord]] = {}
 
@@ -42,6 +48,19 @@ class SharedStore:
     async def publish(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImagePublished:
         """See `publish_image`."""
         return await publish_image(self._objects, self._local, ref, progress, raw=self._raw)
+
+    async def bring(self, refs: Sequence[str]) -> None:
+        """Have these images here: those that this node has not are resolved, all at once.
+
+        :raises DSecError: see `resolve`.
+        """
+        missing = [ref for ref in dict.fromkeys(refs) if not self._local.catalogue.exists(ref)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for ref in missing:
+                    group.create_task(self.resolve(ref))
+        except BaseExceptionGroup as failed:
+            raise first_error(failed) from None
 
     async def resolve(self, ref: str) -> ImageRecord:
         """See `resolve_image`. Those who ask for the same image at once wait for one of them."""
@@ -63,6 +82,18 @@ class SharedStore:
         finally:
             del self._resolving[ref]
             done.cancel()
+
+    def images(self) -> frozenset[str]:
+        """Names of this node's images that the store had when it was last asked. Blocks."""
+        return self._known.images()
+
+    async def has(self, image: ImageRecord) -> bool:
+        """Whether the store has this very image now. What cannot be known is a no."""
+        try:
+            return await has_image(self._objects, image)
+        except DSecError as error:
+            _log.warning("cannot look for an image in the shared store", ref=image.ref, error=str(error))
+            return False
 
     def open_source(self, layer: LayerRecord) -> RemoteChunks:
         """See `dsec.store.loading.base.Sources`."""
