@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from libdsec.protocol.errors import (
 from libdsec.protocol.spec import SandboxSpec
 
 from .channel import Channel, Successor, ended_error, receive_buffer
+from .descriptors import Descriptors
 from .fork_server import ForkServer
 from .instance import ContainerInstance, Kept
 from .plan import MASKED, READ_ONLY, CgroupPlace, exposed, make_plan
@@ -82,12 +83,15 @@ class ContainerDriver:
         cgroups: CgroupPool,
         layers: Callable[[Hold, Drop], Layers],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        attach: Callable[[Descriptors], Awaitable[None]] | None = None,
     ) -> None:
         """`layers` makes the mounts' keeper from how it hands them over and takes them back; `spawn` runs a coroutine
-        in the task group of whoever owns the driver."""
+        in the task group of whoever owns the driver. `attach` is called once the fork server is there, before any
+        layer is mounted, and may have it keep descriptors."""
         self._config = config
         self._cgroups = cgroups
         self._spawn = spawn
+        self._attach = attach
         self._instances = Sandboxes(spawn)
         self._server = ForkServer(
             aether=config.aether,
@@ -124,7 +128,10 @@ class ContainerDriver:
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
         self._masked, self._readonly = exposed(MASKED), exposed(READ_ONLY)
         self._uppers = UpperDirs(config.uppers_dir)
-        self._layers.adopt(await self._server.start())
+        held = await self._server.start()
+        if self._attach is not None:
+            await self._attach(self._server.descriptors)
+        self._layers.adopt(held)
 
     async def adopt(
         self, order: Order, kept: bytes, on_end: OnEnd, on_known: OnKnown, *, paused: bool

@@ -32,7 +32,8 @@ from libdsec.protocol.errors import (
     WireError,
 )
 
-from .launch import KILL_TIMEOUT_S, end_recorded, kill_recorded, launch, lives
+from .descriptors import Descriptors
+from .launch import KILL_TIMEOUT_S, end_recorded, kill_recorded, launch, lives, wait_for
 from .link import MAX_DESCRIPTORS, Answer, Link, close_all, connect
 from .plan import Plan
 
@@ -114,6 +115,7 @@ class ForkServer:
         self._held: dict[str, int] = {}
         self._borrowed: set[str] = set()
         """Layers that the server holds and we have no descriptor of."""
+        self.descriptors = Descriptors(self._live, timeout_s)
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._reconnecting: asyncio.Task[None] | None = None
@@ -223,7 +225,7 @@ class ForkServer:
         elif self._process is not None:
             self._process.kill()  # it may live without a connection to say it on
         if self._process is not None:
-            await asyncio.to_thread(_wait_for, self._process, self._timeout_s)
+            await asyncio.to_thread(wait_for, self._process, self._timeout_s)
         for path in (self._socket_path, self._record_path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -247,6 +249,7 @@ class ForkServer:
     def _let_go(self) -> None:
         close_all(list(self._held.values()))
         self._held.clear()
+        self.descriptors.close()
 
     async def _live(self) -> Link:
         if self._link is not None and self._link.open:
@@ -277,7 +280,7 @@ class ForkServer:
         """It listens on a socket that we made: connecting works at once, and the hello comes when it is ready."""
         if self._process is not None:
             # the one before is reaped; it listens no more, so it is ending
-            await asyncio.to_thread(_wait_for, self._process, KILL_TIMEOUT_S)
+            await asyncio.to_thread(wait_for, self._process, KILL_TIMEOUT_S)
         self._process = launch(self._aether, self._socket_path, self._log_path, self._record_path)
         _log.info("started the fork server", pid=self._process.pid)
         sock = connect(self._socket_path)
@@ -302,6 +305,7 @@ class ForkServer:
 
     async def _hand_over(self, link: Link) -> None:
         """What we have and the server does not know: nothing at our start, everything when the one before it died."""
+        await self.descriptors.hand_over(link)
         for key, mount in list(self._held.items()):
             await link.call("layer.hold", {"key": key}, self._timeout_s, (mount,))
         if self._borrowed:
@@ -389,12 +393,3 @@ def _made(sandbox: str, answer: Answer) -> Made:
     pidfd, channel = answer.descriptors
     sock = socket.socket(_FAMILY, _TYPE, 0, fileno=channel)
     return Made(answer.values["pid"], answer.values["start_time"], pidfd, sock)
-
-
-def _wait_for(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Until it has ended, by itself or by force."""
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(timeout_s)

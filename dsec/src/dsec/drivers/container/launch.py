@@ -126,3 +126,12 @@ def _fault() -> dict[str, str]:
     """What a test wishes (`dsec.faults`), told to one server alone: the one that replaces it is to live."""
     wish = os.environ.pop("DSEC_FAULT", None)
     return {} if wish is None else {"DSEC_FAULT": wish}
+
+
+def wait_for(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Until it has ended, by itself or by force."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout_s)

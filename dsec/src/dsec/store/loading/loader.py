@@ -21,7 +21,7 @@ from dsec.linux.mounts import erofs_method, mount_erofs
 from dsec.store.mounts import mount_checked
 from dsec.store.records import LayerRecord
 from dsec.store.verify import check_metadata
-from libdsec.protocol.errors import DSecError, IntegrityError, UnavailableError
+from libdsec.protocol.errors import DSecError, ImageNotFoundError, IntegrityError, UnavailableError
 from libdsec.protocol.images import DataSource
 
 from .base import LayerCounts, Sources
@@ -44,11 +44,11 @@ _log = structlog.get_logger("dsec.loading")
 
 
 class DescriptorKeeper(Protocol):
-    """The fork server, which outlives this process."""
+    """What outlives this process: the fork server's keeping of descriptors."""
 
-    async def hold_descriptor(self, key: str, descriptor: int) -> None: ...
+    async def hold(self, key: str, descriptor: int) -> None: ...
 
-    async def take_descriptor(self, key: str) -> int | None: ...
+    async def take(self, key: str) -> int | None: ...
 
 
 class Loader:
@@ -80,7 +80,7 @@ class Loader:
     async def attach(self, keeper: DescriptorKeeper) -> None:
         """Take over the group that the fork server holds, or have it hold a new one: before anything is mounted. Where
         this kernel has no such groups, layers are fetched whole."""
-        group = await keeper.take_descriptor(GROUP_KEY)
+        group = await keeper.take(GROUP_KEY)
         fresh = group is None
         if group is None:
             if self._way not in ("auto", "pre-content"):
@@ -91,7 +91,7 @@ class Loader:
                 _log.warning("layers cannot be read on demand", error=str(error))
                 return
             try:
-                await keeper.hold_descriptor(GROUP_KEY, group)
+                await keeper.hold(GROUP_KEY, group)
             except DSecError as error:
                 # with nobody to hold it when this process dies, readers would see zeros
                 _log.error("layers cannot be read on demand: the group is held by nobody else", error=str(error))
@@ -124,7 +124,11 @@ class Loader:
 
     def unmounted(self, digest: str) -> None:
         """Nobody has it mounted any more. Blocks: called in a thread."""
-        layer = self._locate(digest)
+        opened = self._opened.get(digest)
+        try:
+            layer = opened.cache.layer if opened is not None else self._locate(digest)
+        except ImageNotFoundError:
+            return  # removed, and its marks went with its files
         with self._opened.lock(digest):
             self._mounted.discard(digest)
             self._close_unused(layer)
