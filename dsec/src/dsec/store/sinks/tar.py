@@ -15,7 +15,7 @@ from dsec.store.sinks.tar_header import DIRECTORY, END_MARK, KINDS, LINK, REGULA
 from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source
 from dsec.store.tree import Node, invalid
 
-Write = Callable[[bytes | memoryview], None]
+Write = Callable[[bytes | memoryview], object]
 """Takes the next bytes of the stream before it returns. What it raises ends the writing and comes out of it."""
 
 _PIECE: Final = 256 * 1024

@@ -1,0 +1,154 @@
+"""An image to a registry, a layout or an archive.
+
+Each layer becomes one blob; what a layer is as a blob is remembered, so that one which is there already costs a
+question. Blobs are made in a directory of the store that is gone at the end, one layer at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from dsec.store import disk_full
+from dsec.store.history import Blob, history, known_blob, remember_blob
+from dsec.store.layer_data import require_whole
+from dsec.store.local import LocalStore
+from dsec.store.records import ImageRecord, LayerRecord
+from libdsec.protocol.environment import BuildProgress, parse_ref
+from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.images import HistoryEntry, ImagePushed, ImagePushRequest
+
+from .config import make_config
+from .layer_blob import pack_layer
+from .manifest import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST
+from .reference import RegistryPlace, parse_place
+from .registry import Registry
+from .targets import RegistryTarget, Target, layout_target
+
+Progress = Callable[[BuildProgress], None]
+"""Called about each MiB, and about each half second while a registry is waited for. What it raises ends the push."""
+
+_TOLD_EVERY: Final = 1024 * 1024
+
+
+def push_image(store: LocalStore, request: ImagePushRequest, progress: Progress) -> ImagePushed:
+    """Blocking. A push that fails leaves nothing, but for blobs that a registry has taken.
+
+    :raises ImageNotFoundError: no such image.
+    :raises InvalidArgumentError: no destination for images.
+    :raises ConflictError: a layer's data is not all on this node.
+    :raises UnavailableError, UnauthenticatedError, PermissionDeniedError: what the registry says.
+    :raises CapacityError: the disk is full.
+    """
+    image = store.catalogue.get(request.ref)
+    for layer in image.layers:
+        require_whole(layer)
+    with disk_full.typed(f"push {image.ref}", store.state_dir), store.build_directory() as directory:
+        push = _Push(store, image, directory, progress)
+        with closing(_target(request, parse_ref(image.ref).tag, directory, push.pulse)) as target:
+            digest = push.run(target)
+    return ImagePushed(request.destination, digest, push.bytes_sent)
+
+
+def _target(request: ImagePushRequest, tag: str, directory: str, pulse: Callable[[], None]) -> Target:
+    place = parse_place(request.destination)
+    if not isinstance(place, RegistryPlace):
+        return layout_target(place, tag, directory)
+    if place.digest:
+        raise InvalidArgumentError(f"cannot push to {place}: it must end in :TAG, not in a digest", field="destination")
+    registry = Registry(place, login=request.login, plain_http=request.plain_http, writes=True, pulse=pulse)
+    return RegistryTarget(registry, place.reference)
+
+
+class _Push:
+    """One push under way."""
+
+    def __init__(self, store: LocalStore, image: ImageRecord, directory: str, progress: Progress) -> None:
+        self._store = store
+        self._image = image
+        self._directory = directory
+        self._progress = progress
+        self._news = BuildProgress("pack")
+        self._told = 0
+        self.bytes_sent = 0
+
+    def pulse(self) -> None:
+        self._progress(self._news)
+
+    def run(self, target: Target) -> str:
+        """The digest of the manifest that the target has now."""
+        blobs = [self._layer(layer, target) for layer in self._image.layers]
+        told = history(self._store.catalogue, self._image.ref).entries
+        config = make_config(
+            self._image.config, [blob.diff_id for blob in blobs], _steps(told), _moment(self._image.created_at)
+        )
+        config_digest = self._small(config, target)
+        manifest = msgspec.json.encode(
+            {
+                "schemaVersion": 2,
+                "mediaType": OCI_MANIFEST,
+                "config": _descriptor(OCI_CONFIG, config_digest, len(config)),
+                "layers": [_descriptor(OCI_LAYER_GZIP, blob.digest, blob.bytes) for blob in blobs],
+            }
+        )
+        target.put_manifest(manifest)
+        return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+    def _layer(self, layer: LayerRecord, target: Target) -> Blob:
+        blob = known_blob(self._store.catalogue, layer.digest)
+        if blob is not None and target.has_blob(blob.digest):
+            return blob
+        path = os.path.join(self._directory, "layer")
+        blob = pack_layer(layer, path, lambda done: self._tell("pack", done))
+        remember_blob(self._store.catalogue, layer.digest, blob)
+        self._put(blob.digest, blob.bytes, path, target)
+        os.unlink(path)
+        return blob
+
+    def _small(self, document: bytes, target: Target) -> str:
+        digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
+        path = os.path.join(self._directory, "document")
+        with open(path, "xb") as file:
+            file.write(document)
+        self._put(digest, len(document), path, target)
+        os.unlink(path)
+        return digest
+
+    def _put(self, digest: str, size: int, path: str, target: Target) -> None:
+        if target.has_blob(digest):
+            return
+        before = self.bytes_sent
+
+        def told(more: int) -> None:
+            self.bytes_sent += more
+            self._tell("send", self.bytes_sent)
+
+        target.put_blob(digest, size, path, told)
+        self.bytes_sent = before + size
+
+    def _tell(self, stage: str, done: int) -> None:
+        if stage != self._news.stage or done < self._told or done - self._told >= _TOLD_EVERY:
+            self._told = done
+            self._news = BuildProgress(stage, done)
+            self._progress(self._news)
+
+
+def _descriptor(media_type: str, digest: str, size: int) -> dict[str, str | int]:
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def _steps(entries: Sequence[HistoryEntry]) -> list[dict[str, str]]:
+    return [
+        {"created": _moment(entry.created_at), "created_by": entry.made_by or f"layer {entry.layer.digest}"}
+        for entry in entries
+    ]
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

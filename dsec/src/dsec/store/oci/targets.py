@@ -1,0 +1,290 @@
+"""Where images are pushed: a registry, an OCI layout in a directory, or one as a tar.
+
+An image is put blob by blob, its manifest last: with that it is there. A target that is closed before is as it was, but
+for blobs that a registry has taken, which it collects itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from dsec.store import disk_full
+from dsec.store.sinks.tar import write_tar
+from dsec.store.sources.base import Entry, Extent
+from dsec.store.sources.memory import MemorySource
+from dsec.store.tree import Node
+from libdsec.protocol.errors import AlreadyExistsError, ConflictError, FileOperationError, InvalidArgumentError
+
+from .layout import NAME
+from .manifest import MAX_MANIFEST_BYTES, OCI_INDEX, OCI_MANIFEST, Index, broken, parse_manifest
+from .reference import FilePlace
+from .registry import Registry
+
+_PIECE: Final = 1024 * 1024
+_MARK: Final = b'{"imageLayoutVersion":"1.0.0"}'
+
+Told = Callable[[int], None]
+"""Called with the bytes of each piece that went over; may raise."""
+
+
+class Target(Protocol):
+    """For one thread; to be closed."""
+
+    def has_blob(self, digest: str) -> bool: ...
+
+    def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
+        """The file at `path`, which stays."""
+
+    def put_manifest(self, body: bytes) -> None:
+        """The image is there when this returns."""
+
+    def close(self) -> None:
+        """Again is fine."""
+
+
+class RegistryTarget:
+    """See `Target`."""
+
+    def __init__(self, registry: Registry, reference: str) -> None:
+        self._registry = registry
+        self._reference = reference
+        self.has_blob = registry.has_blob
+        self.close = registry.close
+
+    def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
+        with open(path, "rb", buffering=0) as content:
+            self._registry.put_blob(digest, size, content, told)
+
+    def put_manifest(self, body: bytes) -> None:
+        self._registry.put_manifest(self._reference, body, OCI_MANIFEST)
+
+
+class LayoutTarget:
+    """See `Target`: a directory, a new one or one that is a layout already. Other images in it stay."""
+
+    def __init__(self, path: str, tag: str) -> None:
+        """:raises InvalidArgumentError: something else is there.
+        :raises ConflictError: another push into it is under way."""
+        self._path = path
+        self._tag = tag
+        self._made: list[str] = []
+        """What is taken back unless the image is there in the end."""
+        self._directory = -1
+        try:
+            self._make_directory(path)
+            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.listdir(path) and not os.path.isfile(os.path.join(path, "oci-layout")):
+                raise InvalidArgumentError(
+                    f"cannot push to {path}: it is no OCI layout and not empty", field="destination"
+                )
+            self._make_directory(os.path.join(path, "blobs"))
+            self._make_directory(os.path.join(path, "blobs", "sha256"))
+        except BlockingIOError:
+            self.close()
+            raise ConflictError(f"cannot push to {path}: another push into it is under way", path=path) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def has_blob(self, digest: str) -> bool:
+        return os.path.isfile(self._blob(digest))
+
+    def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
+        with open(path, "rb", buffering=0) as content:
+            self._write(self._blob(digest), lambda: content.read(_PIECE), told)
+
+    def put_manifest(self, body: bytes) -> None:
+        digest = hashlib.sha256(body).hexdigest()
+        blob = self._blob(f"sha256:{digest}")
+        if not os.path.exists(blob):
+            self._put(blob, body)
+        mark = os.path.join(self._path, "oci-layout")
+        if not os.path.exists(mark):
+            self._put(mark, _MARK)
+        index = os.path.join(self._path, "index.json")
+        self._put(index, _index(self._others(index), digest, len(body), self._tag))
+        self._made.clear()
+        os.fsync(self._directory)
+
+    def close(self) -> None:
+        for path in reversed(self._made):
+            try:
+                if os.path.isdir(path):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise  # somebody else has cleaned up, or has put something beside it
+        self._made.clear()
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def _blob(self, digest: str) -> str:
+        return os.path.join(self._path, "blobs", *digest.split(":"))
+
+    def _make_directory(self, path: str) -> None:
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise InvalidArgumentError(f"cannot push to {path}: it is no directory", field="destination") from None
+        except OSError as error:
+            raise _refused(path, error) from error
+        else:
+            self._made.append(path)
+
+    def _others(self, index: str) -> list[dict[str, object]]:
+        """The images there beside the one of this name."""
+        try:
+            with open(index, "rb") as file:
+                body = file.read(MAX_MANIFEST_BYTES + 1)
+        except FileNotFoundError:
+            return []
+        if not isinstance(parse_manifest(body, index), Index):
+            raise broken(index, "it is no index")
+        manifests: list[dict[str, object]] = msgspec.json.decode(body)["manifests"]
+        return [each for each in manifests if _name_of(each) != self._tag]
+
+    def _put(self, path: str, body: bytes) -> None:
+        pieces = iter((body, b""))
+        self._write(path, lambda: next(pieces), lambda _: None)
+
+    def _write(self, path: str, read: Callable[[], bytes], told: Told) -> None:
+        """A file that appears under its name when it is whole."""
+        part = f"{path}.{secrets.token_hex(6)}.part"
+        try:
+            with disk_full.typed(f"push to {self._path}", self._path), open(part, "xb", buffering=0) as file:
+                while piece := read():
+                    _write_all(file.fileno(), piece)
+                    told(len(piece))
+                os.fsync(file.fileno())
+            new = not os.path.exists(path)
+            os.rename(part, path)
+        except BaseException:
+            if os.path.exists(part):
+                os.unlink(part)
+            raise
+        if new:
+            self._made.append(path)
+
+
+class ArchiveTarget:
+    """See `Target`: a layout as a new file. Its parts lie in `directory` until it is written."""
+
+    def __init__(self, path: str, tag: str, directory: str) -> None:
+        """:raises AlreadyExistsError: there is something of that name."""
+        if os.path.lexists(path):
+            raise AlreadyExistsError(f"cannot push to {path}: it exists, and an archive is written anew", path=path)
+        self._path = path
+        self._tag = tag
+        self._directory = directory
+        self._blobs: dict[str, tuple[str, int]] = {}
+
+    def has_blob(self, digest: str) -> bool:
+        return digest in self._blobs
+
+    def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
+        kept = os.path.join(self._directory, digest.replace(":", "-"))
+        os.link(path, kept)
+        self._blobs[digest] = (kept, size)
+
+    def put_manifest(self, body: bytes) -> None:
+        digest = hashlib.sha256(body).hexdigest()
+        manifest = os.path.join(self._directory, "manifest")
+        with open(manifest, "xb") as file:
+            file.write(body)
+        self._blobs[f"sha256:{digest}"] = (manifest, len(body))
+        part = f"{self._path}.{secrets.token_hex(6)}.part"
+        try:
+            with disk_full.typed(f"push to {self._path}", self._path), open(part, "xb") as archive:
+                write_tar(MemorySource(self._items(digest, len(body))), archive.write)
+                archive.flush()
+                os.fsync(archive.fileno())
+            os.link(part, self._path)
+        except FileExistsError:
+            raise AlreadyExistsError(f"cannot push to {self._path}: it exists by now", path=self._path) from None
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
+
+    def close(self) -> None:
+        """What was gathered goes with the directory."""
+
+    def _items(self, digest: str, size: int) -> list[Entry]:
+        index = os.path.join(self._directory, "index.json")
+        mark = os.path.join(self._directory, "oci-layout")
+        for path, body in ((index, _index([], digest, size, self._tag)), (mark, _MARK)):
+            with open(path, "xb") as file:
+                file.write(body)
+        files = [("oci-layout", mark), ("index.json", index)]
+        files += [("blobs/" + name.replace(":", "/"), path) for name, (path, _) in sorted(self._blobs.items())]
+        folders = [Entry(name, Node(stat.S_IFDIR | 0o755)) for name in (b"blobs", b"blobs/sha256")]
+        return [
+            *folders,
+            *(Entry(name.encode(), Node(stat.S_IFREG | 0o644), _FileContent(path)) for name, path in files),
+        ]
+
+
+class _FileContent:
+    """See `Content`; the file is opened for each read, since a source may have many."""
+
+    extents: tuple[Extent, ...] | None = None
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._at = 0
+        self.size = os.stat(path).st_size
+
+    def readinto(self, view: memoryview) -> int:
+        with open(self._path, "rb", buffering=0) as file:
+            got = os.preadv(file.fileno(), [view], self._at)
+        self._at += got
+        return got
+
+
+def layout_target(place: FilePlace, tag: str, directory: str) -> Target:
+    """:raises InvalidArgumentError: images are not pushed to such a place."""
+    if place.scheme == "oci":
+        return LayoutTarget(place.path, place.tag or tag)
+    if place.scheme == "oci-archive":
+        return ArchiveTarget(place.path, place.tag or tag, directory)
+    raise InvalidArgumentError(
+        f"cannot push to {place}: it must be docker://HOST/NAME:TAG, oci:DIR or oci-archive:FILE", field="destination"
+    )
+
+
+def _index(others: list[dict[str, object]], digest: str, size: int, tag: str) -> bytes:
+    mine = {
+        "mediaType": OCI_MANIFEST,
+        "digest": f"sha256:{digest}",
+        "size": size,
+        "annotations": {NAME: tag},
+    }
+    return msgspec.json.encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*others, mine]})
+
+
+def _name_of(manifest: dict[str, object]) -> object:
+    annotations = manifest.get("annotations")
+    return annotations.get(NAME) if isinstance(annotations, dict) else None
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _refused(path: str, error: OSError) -> FileOperationError:
+    return FileOperationError(f"cannot push to {path}: {error.strerror}", path=path, errno=error.errno or 0)
