@@ -37,9 +37,8 @@ def publish(ref: RefArgument, json: JsonOption = False) -> None:
         if json:
             emit(done)
         else:
-            say(
-                f"{ref} is in {done.store}: {done.chunks_new} of {done.chunks} chunks and {amount(done.bytes_sent)} sent"
-            )
+            sent = f"{done.chunks_new} of {done.chunks} chunks, {amount(done.bytes_sent)}"
+            say(f"{ref} is in {done.store}; {sent} were sent")
 
     execute(json, work)
 
@@ -76,8 +75,8 @@ def _pin(refs: list[str], json: bool, *, pinned: bool) -> None:
 
 def gc(
     keep: Annotated[
-        float, typer.Option("--keep", parser=mebibytes, metavar="SIZE", help="What the layers may take: 20g.")
-    ] = 0.0,
+        float | None, typer.Option("--keep", parser=mebibytes, metavar="SIZE", help="What the layers may take: 20g.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -92,7 +91,7 @@ def gc(
 
     async def work(client: DSecClient) -> None:
         async with waiting("looking at layers"):
-            done = await client.collect_images(keep_bytes=int(keep * _MIB), dry_run=dry_run)
+            done = await client.collect_images(keep_bytes=int((keep or 0) * _MIB), dry_run=dry_run)
         if json:
             emit(done)
             return
