@@ -14,7 +14,7 @@ from dsec.store.images import build_image
 from dsec.store.local import LocalStore
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig
-from libdsec.protocol.errors import AlreadyExistsError, InvalidArgumentError
+from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, InvalidArgumentError
 
 
 @pytest.fixture
@@ -131,3 +131,24 @@ def test_a_callback_that_raises_ends_the_build(store: LocalStore, tmp_path: Path
         build_image(store, ImageBuildRequest("one:v1", f"dir:{tree}"), stop)
     assert is_empty(store)
     build_image(store, ImageBuildRequest("one:v1", f"dir:{tree}"), nothing)
+
+
+def test_an_image_of_another_with_another_configuration(store: LocalStore, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", {"a/file": "content"})
+    first = build_image(store, ImageBuildRequest("first:1", f"dir:{tree}"), nothing)
+    config = ImageConfig({"A": "b"}, "/a", "1000", cmd=("run",))
+    second = build_image(store, ImageBuildRequest("second:1", "image:first:1", config=config), nothing)
+    assert (second.layers, second.config, second.parent) == (first.layers, config, "first:1")
+    assert store.remove("first:1", lambda digest: False) == ()  # the other image has the layer still
+    check_whole(store.catalogue.get("second:1").layers[0])
+    with pytest.raises(ImageNotFoundError, match="first:1"):
+        build_image(store, ImageBuildRequest("third:1", "image:first:1"), nothing)
+
+
+def test_an_empty_root_is_the_same_everywhere(store: LocalStore) -> None:
+    one = build_image(store, ImageBuildRequest("one:1", "empty:/"), nothing)
+    two = build_image(store, ImageBuildRequest("two:1", "empty:/"), nothing)
+    assert one.layers == two.layers
+    assert one.layers[0].files == 0
+    with pytest.raises(InvalidArgumentError, match="empty:/"):
+        build_image(store, ImageBuildRequest("three:1", "empty:/etc"), nothing)

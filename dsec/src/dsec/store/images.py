@@ -13,7 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageInfo, parse_ref
-from libdsec.protocol.errors import CapacityError, InvalidArgumentError, UnsupportedOperationError
+from libdsec.protocol.errors import (
+    CapacityError,
+    ImageNotFoundError,
+    InvalidArgumentError,
+    UnsupportedOperationError,
+)
 
 from . import apt
 from .build import LayerBuild, build_layer
@@ -34,6 +39,7 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
     """Build and publish.
 
     :raises InvalidArgumentError: the request or the source is wrong; names what.
+    :raises ImageNotFoundError: there is no image that it is to be made from.
     :raises AlreadyExistsError: the name is taken (asked before anything is fetched).
     :raises CapacityError: the disk is full.
     :raises UnavailableError: the mirror could not be reached, or fetching ended in an error.
@@ -42,9 +48,10 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
     parse_ref(request.ref)
     scheme, _, where = request.source.partition(":")
     build = _SOURCES.get(scheme)
-    if build is None or not where:
+    if not where or (build is None and scheme != "image"):
         raise InvalidArgumentError(
-            f"cannot build from {request.source[:200]!r}: it must be release:NAME, dir:/PATH or tar:/PATH",
+            f"cannot build from {request.source[:200]!r}: it must be release:NAME, dir:/PATH, tar:/PATH, "
+            "image:NAME:TAG or empty:/",
             field="source",
         )
     if scheme != "release" and (request.packages or request.mirror is not None):
@@ -53,6 +60,8 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
         )
     if store.catalogue.exists(request.ref):
         raise already_exists(request.ref)
+    if build is None:
+        return _with_other_config(store, request, where)
     try:
         with store.build_directory() as directory:
             progress(BuildProgress("fetch"))
@@ -69,6 +78,16 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
         raise CapacityError(
             f"cannot build {request.ref}: no room in {store.state_dir}: {error.strerror}", path=store.state_dir
         ) from error
+
+
+def _with_other_config(store: LocalStore, request: ImageBuildRequest, where: str) -> ImageInfo:
+    """The layers of an image under another name, with another configuration."""
+    original = store.catalogue.get(where)
+    with store.taking() as taken:
+        if not all(taken.find(layer.digest) for layer in original.layers):
+            raise ImageNotFoundError(f"cannot build from image {where}: it was removed meanwhile", ref=where)
+        record = ImageRecord(request.ref, request.kind, original.layers, request.config, time.time(), where)
+        return store.publish_image(record).info()
 
 
 def _made_by(request: ImageBuildRequest) -> str:
@@ -136,10 +155,22 @@ def _from_release(build: _Build) -> LayerBuild:
     return layer
 
 
+def _from_nothing(build: _Build) -> LayerBuild:
+    """A root directory with nothing in it, the same on every node."""
+    if build.where != "/":
+        raise InvalidArgumentError(f"cannot build from empty:{build.where[:100]}: it is empty:/", field="source")
+    root = os.path.join(build.directory, "root")
+    os.mkdir(root)
+    os.chmod(root, 0o755)
+    os.utime(root, (0, 0))
+    return build.write(DirectorySource(root))
+
+
 _SOURCES: dict[str, Callable[[_Build], LayerBuild]] = {
     "release": _from_release,
     "dir": _from_directory,
     "tar": _from_tar,
+    "empty": _from_nothing,
 }
 
 

@@ -79,7 +79,9 @@ class ImageBuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     ref: str
     source: str
-    """`release:bookworm` (Debian or Ubuntu), `dir:/path`, `tar:/path` (compressed or not); paths are the node's."""
+    """`release:bookworm` (Debian or Ubuntu), `dir:/path`, `tar:/path` (compressed or not); paths are the node's.
+    `image:NAME:TAG` is that image's layers with another name and configuration, `empty:/` a root directory with nothing
+    in it."""
     kind: LayerKind = "base"
     packages: tuple[str, ...] = ()
     """Of a release: installed beside the minimal set."""
