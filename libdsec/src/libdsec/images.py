@@ -8,8 +8,17 @@ from typing import Any
 import msgspec
 
 from ._transport.channel import Channel
-from .protocol.environment import BuildProgress, ImageInfo
-from .protocol.images import ImageGcAnswer, ImageGcRequest, ImagePinRequest, ImagePublished, ImagePublishRequest
+from .protocol.environment import BuildProgress, ImageInfo, LayerKind
+from .protocol.images import (
+    MERGE_BYTES,
+    ImageGcAnswer,
+    ImageGcRequest,
+    ImagePinRequest,
+    ImagePublished,
+    ImagePublishRequest,
+    ImagePullRequest,
+    RegistryLogin,
+)
 
 SILENCE_S = 900.0
 """Without a word of progress."""
@@ -24,6 +33,31 @@ class ImageCalls:
     """A part of `DSecClient`."""
 
     _channel: Channel
+
+    async def pull_image(
+        self,
+        source: str,
+        ref: str = "",
+        *,
+        kind: LayerKind = "base",
+        login: RegistryLogin | None = None,
+        plain_http: bool = False,
+        merge_bytes: int = MERGE_BYTES,
+        progress: Progress | None = None,
+    ) -> ImageInfo:
+        """Make an image of containers one of the node's: `docker://HOST[:PORT]/NAME:TAG` or `…@sha256:…`,
+        `oci:DIR[:TAG]`, `oci-archive:FILE`, `docker-archive:FILE`; paths are the node's and absolute. Without a `ref`
+        it is called as in the source. `plain_http` is for registries on the node itself.
+
+        :raises AlreadyExistsError: the name is taken; published images never change.
+        :raises NotFoundError: the registry or the archive has no such image.
+        :raises UnauthenticatedError, PermissionDeniedError: the registry wants other credentials.
+        :raises UnsupportedOperationError: the image is for other processors.
+        :raises IntegrityError: what came is not what its digest says.
+        """
+        request = ImagePullRequest(source, ref, kind, login, plain_http, merge_bytes)
+        info: ImageInfo = await self._with_progress("image.pull", request, progress)
+        return info
 
     async def publish_image(self, ref: str, *, progress: Progress | None = None) -> ImagePublished:
         """Put an image into the node's shared store, under the same name. What the store has is not sent again.

@@ -178,6 +178,7 @@ ROUTES: dict[str, Route] = {
     "file.extract": Route(USE, to_sandbox),
     "file.watch": Route(USE, to_sandbox),
     "image.build": Route(ADMIN, to_own_edge),
+    "image.pull": Route(ADMIN, to_own_edge),
     "image.list": Route(READ, to_own_edge),
     "image.inspect": Route(READ, to_own_edge),
     "image.remove": Route(ADMIN, to_own_edge),

@@ -12,7 +12,7 @@ from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 
-from . import image_shared
+from . import image_pull, image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, pairs
 from .outcome import execute
@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, verify, remove images."
 )
 
+image_pull.register(app)
 image_shared.register(app)
 
 RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]

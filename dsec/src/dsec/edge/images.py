@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -13,13 +14,16 @@ from dsec.store.collect import Collector
 from dsec.store.compose import compose
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
+from dsec.store.oci.pull import Puller
 from dsec.store.remote.shared import SharedStore
 from dsec.store.uses import Uses
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.errors import UnsupportedOperationError
-from libdsec.protocol.images import ImageGcAnswer, ImagePublished
+from libdsec.protocol.images import ImageGcAnswer, ImagePublished, ImagePullRequest
 from libdsec.protocol.spec import SandboxSpec
+
+from .blocking import in_thread
 
 MAX_COMPOSED = 1024
 
@@ -45,6 +49,11 @@ class Images(Protocol):
         """Build and publish; `progress` is called on the event loop. A cancel ends it and leaves nothing.
 
         :raises DSecError: the request or the source is wrong, the name is taken, the disk is full; nothing is left."""
+
+    async def pull(self, request: ImagePullRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        """From a registry, a layout or an archive, as `build` in all else.
+
+        :raises DSecError: see `dsec.store.oci.pull`; nothing is left."""
 
     def list(self) -> tuple[ImageInfo, ...]: ...
 
@@ -77,10 +86,6 @@ class Images(Protocol):
         :raises IntegrityError: says which layer, and which part of it."""
 
 
-class BuildCanceledError(Exception):
-    """Ends the build's thread from inside its progress; goes nowhere else."""
-
-
 class StoreImages:
     """The node's own store."""
 
@@ -100,6 +105,7 @@ class StoreImages:
         self._limit_bytes = limit_bytes
         self.uses = Uses(store.catalogue, now)
         self._collector = Collector(store, mounts, self.uses, shared, now)
+        self._puller = Puller(store)
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     async def compose(self, spec: SandboxSpec) -> Composed:
@@ -130,24 +136,10 @@ class StoreImages:
     async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
         from dsec.store.images import build_image  # only a build needs it
 
-        loop = asyncio.get_running_loop()
-        canceled = False
+        return await in_thread(partial(build_image, self._store, request), progress)
 
-        def step(news: BuildProgress) -> None:
-            if canceled:
-                raise BuildCanceledError
-            loop.call_soon_threadsafe(progress, news)
-
-        building = loop.run_in_executor(None, build_image, self._store, request, step)
-        try:
-            return await asyncio.shield(building)
-        except asyncio.CancelledError:
-            canceled = True
-            try:
-                await building
-            except BuildCanceledError:
-                pass  # as asked for
-            raise
+    async def pull(self, request: ImagePullRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        return await in_thread(partial(self._puller.pull, request), progress)
 
     def list(self) -> tuple[ImageInfo, ...]:
         return tuple(record.info() for record in self._store.catalogue.list())

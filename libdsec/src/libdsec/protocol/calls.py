@@ -139,6 +139,7 @@ METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "file.extract": (files.FileExtractRequest, files.FileAnswer),
     "file.watch": (files.FileWatchRequest, files.FileAnswer),
     "image.build": (environment.ImageBuildRequest, environment.ImageInfo),
+    "image.pull": (images.ImagePullRequest, environment.ImageInfo),
     "image.list": (environment.ImageListRequest, environment.ImageList),
     "image.inspect": (environment.ImageNameRequest, environment.ImageInfo),
     "image.remove": (environment.ImageNameRequest, Empty),

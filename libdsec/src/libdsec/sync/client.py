@@ -52,6 +52,7 @@ class DSecClient(Twin):
     build_image = blocking(aio.DSecClient.build_image)
     remove_image = blocking(aio.DSecClient.remove_image)
     verify_image = blocking(aio.DSecClient.verify_image)
+    pull_image = blocking(aio.DSecClient.pull_image)
     publish_image = blocking(aio.DSecClient.publish_image)
     pin_image = blocking(aio.DSecClient.pin_image)
     collect_images = blocking(aio.DSecClient.collect_images)
