@@ -1,0 +1,158 @@
+"""A directory as an HTTP server that only reads, as slow as a distant object store: `python -m dsec.testing.http_store`.
+
+It answers GET, with or without one range, and HEAD. Each answer begins `latency` after its request, and all together go
+out at `bandwidth` at most. `GET /-/counts` says how many requests it has had and how many bytes of objects it has sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import unquote
+
+COUNTS = "/-/counts"
+MAX_HEADER_BYTES = 16 * 1024
+PIECE = 64 * 1024
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+class HttpStore:
+    """One server. `latency_s` and `bandwidth` (bytes a second; 0 is no bound) may be changed while it runs."""
+
+    def __init__(self, directory: str, *, latency_s: float = 0.0, bandwidth: float = 0.0) -> None:
+        self._root = os.path.realpath(directory)
+        self.latency_s = latency_s
+        self.bandwidth = bandwidth
+        self.requests = 0
+        self.bytes = 0
+        self._free_at = 0.0
+
+    @contextlib.asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[int]:
+        """Yields the port, on loopback."""
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port, limit=MAX_HEADER_BYTES)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            yield port
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await self._answer(head.decode("latin-1"), writer)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            pass  # it has gone, or is no client of ours
+        finally:
+            writer.close()
+
+    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
+        request, *lines = head.split("\r\n")
+        method, target, *_ = [*request.split(" "), ""]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if target == COUNTS:
+            body = json.dumps({"requests": self.requests, "bytes": self.bytes}).encode()
+            writer.write(_head("200 OK", len(body)) + body)
+            await writer.drain()
+            return
+        self.requests += 1
+        await asyncio.sleep(self.latency_s)
+        if method not in ("GET", "HEAD"):
+            writer.write(_head("405 Method Not Allowed", 0))
+        elif (descriptor := self._open(target)) is None:
+            writer.write(_head("404 Not Found", 0))
+        else:
+            with open(descriptor, "rb", buffering=0) as file:
+                await self._send(file.fileno(), method, headers.get("range", ""), writer)
+        await writer.drain()
+
+    def _open(self, target: str) -> int | None:
+        """The file of a path; None where there is none, or it lies elsewhere."""
+        path = os.path.realpath(os.path.join(self._root, unquote(target.partition("?")[0]).lstrip("/")))
+        if not path.startswith(self._root + os.sep) or not os.path.isfile(path):
+            return None
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    async def _send(self, descriptor: int, method: str, wanted: str, writer: asyncio.StreamWriter) -> None:
+        size = os.fstat(descriptor).st_size
+        start, end, status, extra = 0, size, "200 OK", b""
+        if (match := _RANGE.fullmatch(wanted)) is not None:
+            start, end = int(match[1]), min(size, int(match[2]) + 1 if match[2] else size)
+            if start >= size or start >= end:
+                writer.write(_head("416 Range Not Satisfiable", 0, f"Content-Range: bytes */{size}\r\n".encode()))
+                return
+            status, extra = "206 Partial Content", f"Content-Range: bytes {start}-{end - 1}/{size}\r\n".encode()
+        writer.write(_head(status, end - start, extra))
+        while method == "GET" and start < end:
+            piece = os.pread(descriptor, min(PIECE, end - start), start)
+            if not piece:
+                raise ConnectionAbortedError  # it became shorter: the client sees its answer end early
+            await self._pace(len(piece))
+            writer.write(piece)
+            await writer.drain()
+            self.bytes += len(piece)
+            start += len(piece)
+
+    async def _pace(self, size: int) -> None:
+        if self.bandwidth <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + size / self.bandwidth
+        await asyncio.sleep(self._free_at - now)
+
+
+def _head(status: str, length: int, extra: bytes = b"") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nAccept-Ranges: bytes\r\n".encode() + extra + b"\r\n"
+
+
+@contextlib.contextmanager
+def http_store(directory: str, *, latency_ms: float = 0.0, bandwidth_mb: float = 0.0) -> Iterator[str]:
+    """A server in a process of its own, on a free port of loopback: its URL. It ends with the block."""
+    command = [
+        sys.executable,
+        "-m",
+        "dsec.testing.http_store",
+        directory,
+        f"--latency-ms={latency_ms}",
+        f"--bandwidth-mb={bandwidth_mb}",
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        if not line.startswith("http://"):
+            raise RuntimeError(f"cannot start the HTTP store of {directory}: it said {line!r}")
+        yield line
+    finally:
+        process.kill()
+        with process:
+            pass
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(prog="dsec.testing.http_store", description="A directory as a slow HTTP server.")
+    parser.add_argument("directory")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--bandwidth-mb", type=float, default=0.0, help="MB (10^6 bytes) a second; 0: no bound")
+    asked = parser.parse_args()
+    store = HttpStore(asked.directory, latency_s=asked.latency_ms / 1000, bandwidth=asked.bandwidth_mb * 1e6)
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with store.serving(asked.port) as port:
+        sys.stdout.write(f"http://127.0.0.1:{port}\n")
+        sys.stdout.flush()
+        await ended.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,83 @@
+"""A store that is read by HTTP."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from published import CHUNK, data_of, node, noise, open_impatient, put_image, quiet, read_chunks
+
+from dsec.store.remote.objects import Objects, Patience
+from dsec.store.remote.opening import open_store
+from dsec.testing.http_store import HttpStore, http_store
+from libdsec.protocol.errors import (
+    ImageNotFoundError,
+    IntegrityError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
+
+DATA = noise(1) + bytes(2 * CHUNK) + noise(2) + b"text " * 200_000
+
+
+async def test_what_a_directory_has_is_read_by_http(tmp_path: Path) -> None:
+    with node(tmp_path / "a", open_impatient(str(tmp_path / "shared"))) as (local, shared):
+        layer = put_image(local, "app/x:v1", DATA).layers[0]
+        await shared.publish("app/x:v1", quiet)
+        server = HttpStore(str(tmp_path))
+        async with server.serving() as port:
+            objects = open_impatient(f"http://user:secret@127.0.0.1:{port}/shared")
+            assert objects.url == f"http://127.0.0.1:{port}/shared"
+            with node(tmp_path / "b", objects) as (other, reader):
+                found = (await reader.resolve("app/x:v1")).layers[0]
+                before = server.requests
+                assert await read_chunks(reader, found) == data_of(layer)
+                assert server.requests == before + 1
+                with pytest.raises(ImageNotFoundError):
+                    await reader.resolve("app/x:v2")
+                put_image(other, "mine:v1", b"x")
+                with pytest.raises(UnsupportedOperationError, match="HTTP"):
+                    await reader.publish("mine:v1", quiet)
+
+
+async def test_a_store_that_is_slower_than_its_deadline(tmp_path: Path) -> None:
+    server = HttpStore(str(tmp_path), latency_s=30.0)
+    async with server.serving() as port:
+        objects = open_store(f"http://127.0.0.1:{port}", Patience(attempt_s=0.05, attempts=2, backoff_s=0.0))
+        with (
+            node(tmp_path / "b", objects) as (_, reader),
+            pytest.raises(UnavailableError, match="did not answer within"),
+        ):
+            await reader.resolve("app:v1")
+        assert server.requests == 2
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    async with HttpStore(str(tmp_path)).serving() as port:
+        pass
+    with node(tmp_path / "b", open_impatient(f"http://127.0.0.1:{port}")) as (_, reader):
+        with pytest.raises(UnavailableError, match="127.0.0.1"):
+            await reader.resolve("app:v1")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Iterator[Objects]:
+    (tmp_path / "object").write_bytes(b"0123456789")
+    with http_store(str(tmp_path), latency_ms=1, bandwidth_mb=100) as url:
+        yield open_impatient(url)
+
+
+async def test_ranges_are_exact_or_an_error(objects: Objects) -> None:
+    assert bytes(await objects.get_range("object", 2, 3)) == b"234"
+    for start, length in ((8, 4), (10, 1), (50, 5)):
+        with pytest.raises(IntegrityError, match="ends before"):
+            await objects.get_range("object", start, length)
+    with pytest.raises(IntegrityError, match="missing"):
+        await objects.get_range("none", 0, 1)
+    assert await objects.get("object", 10) == b"0123456789"
+    with pytest.raises(IntegrityError, match="more than 9"):
+        await objects.get("object", 9)
+    with urllib.request.urlopen(objects.url + "/-/counts", timeout=10) as answer:
+        assert b"requests" in answer.read()
