@@ -54,6 +54,24 @@ impl Inside<'_> {
         }
     }
 
+    /// Make an empty file at an absolute path where there is none, and the directory directly below the root that it
+    /// lies in.
+    pub fn make_file(&self, directory: &str, path: &str) -> Result<(), KernelError> {
+        if self.resolve(path)?.is_some() {
+            return Ok(());
+        }
+        match mkdirat(self.root, directory, Mode::from_raw_mode(0o755)) {
+            Ok(()) => self.own(self.root, directory)?,
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).on("make directory", format!("/{directory}")),
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let file = openat2(self.root, path, flags, Mode::from_raw_mode(0o644), resolve).on("make file", path)?;
+        let owner = (Some(Uid::from_raw(self.owner)), Some(Gid::from_raw(self.owner)));
+        rustix::fs::fchown(&file, owner.0, owner.1).on("change the owner of", path)
+    }
+
     /// Show `source`, a path in the scratch, at the path of a file or directory that exists.
     pub fn show(&self, source: &str, path: &str) -> Result<(), KernelError> {
         let target = self.resolve(path)?.ok_or(Errno::NOENT).on("open", path)?;

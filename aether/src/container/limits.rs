@@ -44,7 +44,7 @@ pub fn show(plan: &Plan, inside: &Inside<'_>, machine: &Machine) -> Result<Optio
     Ok(Some(file))
 }
 
-fn write_new(directory: impl AsFd, name: &str, bytes: &[u8]) -> Result<OwnedFd, KernelError> {
+pub fn write_new(directory: impl AsFd, name: &str, bytes: &[u8]) -> Result<OwnedFd, KernelError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat(directory, name, flags, Mode::from_raw_mode(0o444)).on("make file", name)?;
     let mut rest = bytes;

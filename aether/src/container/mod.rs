@@ -29,6 +29,7 @@ mod mounts;
 mod namespaces;
 pub mod network;
 mod privileges;
+mod resolver;
 pub mod rootfs;
 pub mod seccomp;
 pub mod steps;

@@ -7,7 +7,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::inside::{Inside, EMPTY_DIRECTORY, EMPTY_FILE};
 use super::steps::{During, Failure, Stage};
-use super::{detached, limits};
+use super::{detached, limits, resolver};
 use crate::fork_server::plan::Plan;
 use crate::sys::{KernelError, On};
 
@@ -52,6 +52,9 @@ pub fn mount_all(
         let devpts = mount_dev(plan, inside)?;
         make_empty(inside)?;
         let meminfo = limits::show(plan, inside, machine)?;
+        if plan.host_network {
+            resolver::show(inside)?;
+        }
         plan.readonly.iter().try_for_each(|path| inside.protect(path))?;
         plan.masked.iter().try_for_each(|path| inside.mask(path))?;
         Ok(Mounted { devpts, meminfo })

@@ -11,8 +11,8 @@ use super::steps::{During, Failure, Stage};
 use crate::fork_server::plan::Plan;
 use crate::sys::{KernelError, On};
 
-/// Leave the host's namespaces, into `network` if there is one that was made ahead. The cgroups must have been joined
-/// before.
+/// Leave the host's namespaces, but for that of its network where the plan says so, into `network` if there is one that
+/// was made ahead. The cgroups must have been joined before.
 pub fn enter(plan: &Plan, network: Option<&OwnedFd>) -> Result<(), Failure> {
     leave_host(plan, network).during(Stage::Namespaces)
 }
@@ -22,10 +22,11 @@ fn leave_host(plan: &Plan, network: Option<&OwnedFd>) -> Result<(), KernelError>
     match network {
         Some(network) => move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
             .on("enter", "the network namespace")?,
+        None if plan.host_network => {}
         None => flags |= UnshareFlags::NEWNET,
     }
     // SAFETY: none of these flags takes apart what this process shares with another thread; it has no other.
-    unsafe { rustix::thread::unshare_unsafe(flags) }.on("unshare", "mount, net, ipc, uts and cgroup namespaces")?;
+    unsafe { rustix::thread::unshare_unsafe(flags) }.on("unshare", "its namespaces")?;
     // nothing mounted on the host from here on may show up inside, and nothing of ours outside
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).on("make private", "/")?;
     rustix::system::sethostname(plan.hostname.as_bytes()).on("set the host name to", &plan.hostname)?;

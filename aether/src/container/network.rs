@@ -21,8 +21,12 @@ pub fn prepare(proc: &OwnedFd) -> Result<(), KernelError> {
     write_setting(proc, "sys/net/ipv4/ip_unprivileged_port_start", "0")
 }
 
-/// Make the network namespace this process is in the sandbox's; `prepared` says whether `prepare` has been here.
+/// Make the network namespace this process is in the sandbox's; `prepared` says whether `prepare` has been here. The
+/// host's is left as it is.
 pub fn configure(plan: &Plan, proc: &OwnedFd, prepared: bool) -> Result<(), Failure> {
+    if plan.host_network {
+        return Ok(());
+    }
     let configure = || {
         if !prepared {
             prepare(proc)?;

@@ -97,7 +97,7 @@ impl Server {
 
     /// Clone the child, which never comes back from here.
     fn start(&mut self, origin: Origin, plan: Plan) -> Result<Sandbox, KernelError> {
-        let network = self.networks.take(Instant::now());
+        let network = if plan.host_network { None } else { self.networks.take(Instant::now()) };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, inits) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).on("make", "a channel")?;

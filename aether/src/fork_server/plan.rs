@@ -42,6 +42,8 @@ pub struct Plan {
     pub masked: Vec<String>,
     pub readonly: Vec<String>,
     pub nested_user_namespaces: bool,
+    /// In the host's own network instead of one with loopback alone.
+    pub host_network: bool,
     pub oom_score_adj: i32,
 }
 
@@ -162,6 +164,7 @@ mod tests {
         masked: Vec<String>,
         readonly: Vec<String>,
         nested_user_namespaces: bool,
+        host_network: bool,
         oom_score_adj: i32,
         of_a_newer_peer: bool,
     }
@@ -186,6 +189,7 @@ mod tests {
             masked: vec!["/proc/kcore".into()],
             readonly: vec![],
             nested_user_namespaces: false,
+            host_network: false,
             oom_score_adj: 0,
             of_a_newer_peer: true,
         }

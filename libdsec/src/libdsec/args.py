@@ -9,7 +9,7 @@ import msgspec
 
 from .protocol.environment import parse_ref
 from .protocol.errors import InvalidArgumentError
-from .protocol.spec import MIB, Limits, Requests, SandboxSpec
+from .protocol.spec import MIB, Limits, Network, Requests, SandboxSpec
 from .protocol.steps import check_scope_name
 
 
@@ -39,6 +39,8 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Stop after so many seconds without a call."""
     deadline: float | None = None
     """Stop after so many seconds of life, whatever happens."""
+    network: Network = "private"
+    """`host` is the node's own network, for those who may build images."""
     network_rules: Mapping[str, bool] = {}
     init_user: str | int | None = None
     """Who runs commands and touches files by default: a name, a uid, or `uid:gid`; None is the image's."""
@@ -74,6 +76,7 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
                 hostname=self.hostname,
                 ttl_idle_s=_positive("ttl_running_stop", self.ttl_running_stop),
                 deadline_s=_positive("deadline", self.deadline),
+                network=self.network,
                 network_rules=dict(self.network_rules),
                 nested_user_namespaces=self.nested_user_namespaces,
                 labels=dict(self.labels),

@@ -268,7 +268,7 @@ class ForkServer:
             "id_base": id_base, "keeper": KEEPER_BASE + number, "cgroups": [str(path) for path in cgroups],
             "memory_cgroup": str(cgroups[0]), "pids_cgroup": str(cgroups[1]), "cgroup_version": 1, "hostname": name,
             "cpus": [], "memory_bytes": 0, "shm_bytes": 16 << 20, "masked": HIDDEN, "readonly": PROTECTED,
-            "nested_user_namespaces": False, "oom_score_adj": 100,
+            "nested_user_namespaces": False, "host_network": False, "oom_score_adj": 100,
         }  # fmt: skip
         return {**plan, **changes}, [*cgroups, disk]
 

@@ -15,7 +15,7 @@ CGROUP = CgroupPlace(("/c/memory/s1", "/c/pids/s1"), "/c/memory/s1", "/c/pids/s1
 FIELDS = {
     *("id", "layers", "upper", "work", "root", "id_base", "keeper", "cgroups", "memory_cgroup", "pids_cgroup"),
     *("cgroup_version", "hostname", "cpus", "memory_bytes", "shm_bytes", "masked", "readonly"),
-    *("nested_user_namespaces", "oom_score_adj"),
+    *("nested_user_namespaces", "host_network", "oom_score_adj"),
 }
 
 

@@ -186,6 +186,8 @@ class Connection(asyncio.Protocol):
         if principal is None:
             raise WireError("cannot take a CALL of an unknown principal")
         principal.require(route.permission, asked.method)
+        if (further := route.further(asked.args)) is not None:
+            principal.require(further, f"{asked.method} so")
         return route.handle(self._service, Request(asked.method, asked.args, principal.name, asked.step), call)
 
     def _close_with(self, error: DSecError) -> None:

@@ -8,6 +8,10 @@ import msgspec
 
 Backend = Literal["container", "microvm", "fullvm", "fncall"]
 
+Network = Literal["private", "host"]
+"""`private`: a network of its own, with loopback alone. `host`: the node's own, for builds; not for what is not
+trusted, see SECURITY.md."""
+
 MIB = 1024 * 1024
 
 
@@ -50,6 +54,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Stop after so many seconds without a call of a client."""
     deadline_s: float | None = None
     """Stop after so many seconds of life, whatever happens."""
+    network: Network = "private"
+    """`host` only for principals that may build images."""
     network_rules: dict[str, bool] = {}
     """Egress rules. This version has none to give: anything but an empty map or all False is refused."""
     nested_user_namespaces: bool = False

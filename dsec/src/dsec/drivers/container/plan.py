@@ -67,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True):
     masked: tuple[str, ...]
     readonly: tuple[str, ...]
     nested_user_namespaces: bool
+    host_network: bool
     oom_score_adj: int
 
 
@@ -128,5 +129,6 @@ def make_plan(
         masked=masked,
         readonly=readonly,
         nested_user_namespaces=order.spec.nested_user_namespaces,
+        host_network=order.spec.network == "host",
         oom_score_adj=COMMAND_OOM_SCORE_ADJ,
     )
