@@ -1,4 +1,4 @@
-"""A directory as an HTTP server that only reads, as slow as a distant object store: `python -m dsec.testing.http_store`.
+"""`python -m dsec.testing.http_store`: a directory by HTTP, only read, as slow as a distant object store.
 
 It answers GET, with or without one range, and HEAD. Each answer begins `latency` after its request, and all together go
 out at `bandwidth` at most. `GET /-/counts` says how many requests it has had and how many bytes of objects it has sent.
@@ -70,8 +70,10 @@ class HttpStore:
         elif (descriptor := self._open(target)) is None:
             writer.write(_head("404 Not Found", 0))
         else:
-            with open(descriptor, "rb", buffering=0) as file:
-                await self._send(file.fileno(), method, headers.get("range", ""), writer)
+            try:
+                await self._send(descriptor, method, headers.get("range", ""), writer)
+            finally:
+                os.close(descriptor)
         await writer.drain()
 
     def _open(self, target: str) -> int | None:
