@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsec.edge.images import Composed
+from dsec.store.oci.reference import RegistryPlace, parse_place, place_name
 from libdsec.protocol.environment import (
     BuildProgress,
     ImageBuildRequest,
@@ -14,7 +15,7 @@ from libdsec.protocol.environment import (
     parse_ref,
 )
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError
-from libdsec.protocol.images import ImageGcAnswer, ImagePublished
+from libdsec.protocol.images import ImageGcAnswer, ImagePublished, ImagePullRequest
 from libdsec.protocol.spec import SandboxSpec
 
 
@@ -42,6 +43,11 @@ class FakeImages:
         progress(BuildProgress("publish", 1, 1))
         self.add(request.ref, request.config)
         return self._images[request.ref]
+
+    async def pull(self, request: ImagePullRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        place = parse_place(request.source)
+        ref = request.ref or (place_name(place) if isinstance(place, RegistryPlace) else "")
+        return await self.build(ImageBuildRequest(ref, request.source, request.kind), progress)
 
     def list(self) -> tuple[ImageInfo, ...]:
         return tuple(self._images[ref] for ref in sorted(self._images))
