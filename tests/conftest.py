@@ -54,6 +54,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "linux": lambda: platform.system() == "Linux",
     "erofs": lambda: _filesystem("erofs"),
     "erofs-from-files": lambda: _filesystem("erofs") and _kernel() >= (6, 12),
+    "pre-content": lambda: _kernel() >= (6, 14),
     "overlay": lambda: _filesystem("overlay"),
     "loop": lambda: Path("/dev/loop-control").exists(),
     "btrfs": lambda: _filesystem("btrfs") and shutil.which("mkfs.btrfs") is not None,
@@ -67,7 +68,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
 }
 
 # what only some machines of those promised can have: never a failure by absence under `all`
-_OPTIONAL = {"cgroup-v1", "btrfs", "erofs-from-files"}
+_OPTIONAL = {"cgroup-v1", "btrfs", "erofs-from-files", "pre-content"}
 
 
 def _promised(need: str) -> bool:

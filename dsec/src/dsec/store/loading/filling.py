@@ -27,6 +27,9 @@ from .readahead import ReadAhead
 from .trace import Trace
 from .turns import Turns
 
+LOG_EVERY_S = 1.0
+"""A layer."""
+
 _log = structlog.get_logger("dsec.loading")
 
 Answer = Callable[[int], None]
@@ -66,6 +69,7 @@ class Filling:
         self.trace = Trace(cache.layer.directory, cache.chunks.count, self._loop.time())
         self._waiting: dict[int, list[_Reader]] = {}
         self._completed = False
+        self._log_after = 0.0
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -190,7 +194,9 @@ class Filling:
                 if failed:
                     attempt += 1
                     self._give_up(failed, attempt)
-                    await asyncio.sleep(retry_delay(attempt - 1))
+                    if self._waiting.keys().isdisjoint(range(first, first + count)):
+                        return
+                    await asyncio.sleep(min(retry_delay(attempt - 1), self._bounds.read_deadline_s / 8))
                 missing = self.cache.present.absent(first, first + count)
                 wanted = [chunk for chunk in missing if chunk in self._waiting]
                 if not wanted:
@@ -221,7 +227,7 @@ class Filling:
 
     def _landed(self, chunk: int, error: Exception | None) -> None:
         if error is not None:
-            _log.error("a chunk could not be taken", layer=self.cache.layer.digest, chunk=chunk, error=str(error))
+            self._log("a chunk could not be taken", chunk, error)
             return
         for reader in self._waiting.pop(chunk, ()):
             reader.missing.discard(chunk)
@@ -246,8 +252,15 @@ class Filling:
             if not left:
                 del self._waiting[missing]
         self.counts.errors += 1
-        _log.error("a read was refused", layer=self.cache.layer.digest, chunk=chunk, error=str(error))
+        self._log("a read was refused", chunk, error)
         self._finish(reader, errno.EIO)
+
+    def _log(self, what: str, chunk: int, error: Exception) -> None:
+        """Now and then: a program that reads again and again must not fill the log."""
+        now = time.monotonic()
+        if now >= self._log_after:
+            self._log_after = now + LOG_EVERY_S
+            _log.error(what, layer=self.cache.layer.digest, chunk=chunk, errors=self.counts.errors, error=str(error))
 
     def _finish(self, reader: _Reader, refusal: int) -> None:
         reader.timer.cancel()

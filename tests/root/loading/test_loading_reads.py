@@ -1,0 +1,249 @@
+"""Layers whose data comes when it is read: every byte right, each chunk asked for once, and an error where it cannot be
+had."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
+
+from dsec.store.loading.bounds import Bounds
+from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
+
+pytestmark = pytest.mark.needs("root", "erofs-from-files", "pre-content")
+
+
+def test_every_file_is_right_however_it_is_read(rig: Rig) -> None:
+    layer = rig.layer()
+    files = list(layer.hashes)
+    random.Random(4).shuffle(files)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        assert loader.stats(layer.record).source == "pre-content"
+        for number, path in enumerate(files[:6]):
+            assert map_hash(root / path, number) == layer.hashes[path]
+        with ThreadPoolExecutor(4) as readers:
+            found = list(readers.map(lambda path: read_hash(root / path), files))
+        assert found == [layer.hashes[path] for path in files]
+        assert set(rig.store.fetched.values()) == {1}
+    assert not descriptors_of(layer.record.directory)
+
+
+def test_a_layer_that_is_whole_raises_no_events_and_costs_nothing(rig: Rig) -> None:
+    layer = rig.layer(files=20)
+    with rig.loader() as loader:
+        loader.fetch_all([layer.record], lambda _: None)
+        assert Path(layer.record.data).read_bytes() == layer.data
+        assert loader.whole(layer.record)
+        fetched = rig.store.fetched.total()
+        with rig.mounted(loader, layer.record) as root:
+            assert marks(rig) == 0
+            for path, wanted in layer.hashes.items():
+                assert read_hash(root / path) == wanted
+        assert rig.store.fetched.total() == fetched == layer.chunks
+
+
+def test_a_hundred_readers_of_one_chunk_cost_one_fetch(rig: Rig) -> None:
+    layer = rig.layer(files=3, most=3_000_000)
+    rig.store.delay_s = 0.2
+    path = max(layer.hashes, key=lambda path: (rig.directory / "tree1" / path).stat().st_size)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        readers = [start_read(root / path) for _ in range(100)]
+        assert {hash_of(reader) for reader in readers} == {layer.hashes[path]}
+        assert set(rig.store.fetched.values()) == {1}
+
+
+def test_a_store_that_fails_once_costs_a_moment(rig: Rig) -> None:
+    layer = rig.layer(files=8)
+    failed: set[int] = set()
+
+    def once(chunk: int) -> Exception | None:
+        if chunk in failed:
+            return None
+        failed.add(chunk)
+        return UnavailableError("cannot reach the store")
+
+    rig.store.fault = once
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        for path, wanted in layer.hashes.items():
+            assert read_hash(root / path) == wanted
+        assert loader.stats(layer.record).errors == 0
+
+
+@pytest.mark.parametrize("fault", ["away", "slow", "damaged", "short", "missing"])
+def test_what_cannot_be_had_is_an_error_until_it_can(rig: Rig, fault: str) -> None:
+    layer = rig.layer(files=8)
+    faults = {
+        "away": UnavailableError("cannot reach the store"),
+        "damaged": bytes(layer.chunk_size),
+        "short": b"short",
+        "missing": IntegrityError("cannot find an object"),
+    }
+    rig.store.fault = lambda _: faults.get(fault)
+    if fault == "slow":
+        rig.store.delay_s = 60
+    bounds = Bounds(read_deadline_s=0.3, fetch_deadline_s=5)
+    with rig.loader(bounds=bounds) as loader, rig.mounted(loader, layer.record) as root:
+        for path in layer.hashes:
+            assert "Input/output error" in read_hash(root / path)
+        assert loader.stats(layer.record).errors > 0
+        rig.store.fault, rig.store.delay_s = None, 0
+        if fault == "slow":
+            loader.unmounted(layer.record.digest)  # what is asked for already is as slow as it was
+            return
+        for path, wanted in layer.hashes.items():
+            assert read_hash(root / path) == wanted
+
+
+def test_a_damaged_chunk_costs_its_neighbours_nothing(rig: Rig) -> None:
+    layer = rig.layer(files=4, most=3_000_000)
+    bad = layer.chunks // 2
+    rig.store.fault = lambda chunk: b"lie" if chunk == bad else None
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        found = {path: read_hash(root / path) for path in layer.hashes}
+        wrong = [path for path, wanted in layer.hashes.items() if found[path] != wanted]
+        assert wrong
+        assert all("Input/output error" in found[path] for path in wrong)
+        with pytest.raises(IntegrityError):
+            loader.fetch_all([layer.record], lambda _: None)
+        assert loader.stats(layer.record).present_bytes >= len(layer.data) - 2 * layer.chunk_size
+        rig.store.fault = None
+        loader.fetch_all([layer.record], lambda _: None)
+        for path, wanted in layer.hashes.items():
+            assert read_hash(root / path) == wanted
+
+
+def test_a_hot_layer_does_not_delay_another(rig: Rig) -> None:
+    hot, other = rig.layer(files=4, most=6_000_000), rig.layer(seed=2, files=2)
+    gate = threading.Event()
+    hot_digest = hot.record.digest
+    original = rig.store.open_source
+
+    def gated(layer: object) -> object:
+        source = original(layer)  # type: ignore[arg-type]
+        if layer.digest == hot_digest:  # type: ignore[attr-defined]
+            fetch = source.fetch
+
+            async def wait(*arguments: object) -> object:
+                import asyncio
+
+                await asyncio.to_thread(gate.wait, 20)
+                return await fetch(*arguments)  # type: ignore[arg-type]
+
+            source.fetch = wait  # type: ignore[method-assign,assignment]
+        return source
+
+    rig.store.open_source = gated  # type: ignore[method-assign,assignment]
+    with (
+        rig.loader() as loader,
+        rig.mounted(loader, hot.record) as hot_root,
+        rig.mounted(loader, other.record) as other_root,
+    ):
+        readers = {path: start_read(hot_root / path) for path in hot.hashes}
+        try:
+            for path, wanted in other.hashes.items():
+                assert read_hash(other_root / path) == wanted
+        finally:
+            gate.set()
+        assert {path: hash_of(reader) for path, reader in readers.items()} == hot.hashes
+
+
+def test_a_disk_that_fills_up_is_an_error_and_never_zeros(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rig.layer(files=6)
+    full = threading.Event()
+    full.set()
+    write = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        if full.is_set() and len(data) > 4096:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        for path in layer.hashes:
+            assert "Input/output error" in read_hash(root / path)
+        with pytest.raises(CapacityError):
+            loader.fetch_all([layer.record], lambda _: None)
+        full.clear()
+        for path, wanted in layer.hashes.items():
+            assert read_hash(root / path) == wanted
+
+
+def test_a_start_is_traced_and_the_next_one_fetched_ahead_of_it(rig: Rig) -> None:
+    layer = rig.layer(files=30)
+    few = list(layer.hashes)[::9]
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        for path in few:
+            read_hash(root / path)
+    trace = Path(layer.record.directory, "trace.chunks").read_bytes()
+    assert 0 < len(trace) // 4 <= layer.chunks
+    with rig.loader() as loader:
+        assert loader.evict(layer.record) is not None
+        waited = loader.stats(layer.record).reads_waited
+        with rig.mounted(loader, layer.record) as root:
+            while loader.stats(layer.record).present_bytes < len(trace) // 4 * layer.chunk_size - layer.chunk_size:
+                threading.Event().wait(0.01)
+            for path in few:
+                assert read_hash(root / path) == layer.hashes[path]
+            assert loader.stats(layer.record).reads_waited == waited
+
+
+def test_the_ways_that_are_forced(rig: Rig) -> None:
+    layer = rig.layer(files=10)
+    with rig.loader("direct") as loader, pytest.raises(UnavailableError):
+        loader.mount(layer.record)
+    raw = rig.directory / "raw"
+    raw.write_bytes(layer.data)
+    rig.store.raw[layer.record.digest] = str(raw)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        assert loader.stats(layer.record).source == "direct"
+        assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+    assert not rig.store.fetched
+    raw.write_bytes(layer.data[:-1])
+    with rig.loader("direct") as loader, pytest.raises(IntegrityError):
+        loader.mount(layer.record)
+    with rig.loader("prefetch", group=False) as loader, rig.mounted(loader, layer.record) as root:
+        assert loader.stats(layer.record).source == "prefetch"
+        assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+        assert rig.store.fetched.total() == layer.chunks
+
+
+def test_a_fetch_ends_when_its_caller_wants_no_more(rig: Rig) -> None:
+    layer = rig.layer(files=10)
+    rig.store.delay_s = 0.5
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(_: int) -> None:
+        raise EnoughError
+
+    with rig.loader() as loader:
+        with pytest.raises(EnoughError):
+            loader.fetch_all([layer.record], stop)
+        assert not descriptors_of(layer.record.directory)
+        rig.store.delay_s = 0
+        loader.fetch_all([layer.record], lambda _: None)
+        assert Path(layer.record.data).read_bytes() == layer.data
+
+
+def descriptors_of(directory: str) -> list[str]:
+    """Files below it that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue
+        if path.startswith(directory):
+            found.append(path)
+    return found
+
+
+def marks(rig: Rig) -> int:
+    return Path(f"/proc/self/fdinfo/{rig.group}").read_text().count("fanotify ino:")
