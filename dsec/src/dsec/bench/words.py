@@ -10,6 +10,7 @@ ABOUT = {
     "exec": "`sh -c true` in something that runs already",
     "idle-memory": "memory of one idle sandbox, everything included",
     "layer-build": "a layer from a directory",
+    "layers": "create → a file of a workspace and of three toolkits read",
     "log-cost": "`sh -c true` with a command log and without",
     "fast-forward": "recorded steps a second through the SDK",
     "pause": "a call to a paused sandbox with 200 MB in it, and what pausing keeps of them",
@@ -19,6 +20,8 @@ ABOUT = {
 LABELS = {
     "mkfs_erofs": "mkfs.erofs",
     "tar_gz": "tar.gz",
+    "tar_gz_ready": "tar.gz, until ready",
+    "tar_gz_written": "tar.gz, bytes written",
     "floor": "floor (C)",
     "ours": "DSec",
     "resident_after": "200 MB that do not compress, swap file",
