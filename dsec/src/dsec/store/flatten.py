@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import stat
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
 from libdsec.protocol.errors import IntegrityError
@@ -34,21 +34,33 @@ from .tree import Node, Xattrs, is_opaque, is_whiteout, make_opaque, mark_whiteo
 _ANYTHING: Final = Node(stat.S_IFDIR)
 """Stands for a directory below of which nothing is known."""
 
+_TICK_EVERY: Final = 4096
+
+
+def nothing() -> None:
+    """The tick of somebody who cannot be interrupted."""
+
 
 class Flattened:
     """The tree of a stack, also as a source (`entries`). `root` is its root; nodes' runs are in blocks of `data`."""
 
     def __init__(
-        self, layers: Sequence[LayerRecord], *, hiding: bool = False, below: Sequence[LayerRecord] | None = ()
+        self,
+        layers: Sequence[LayerRecord],
+        *,
+        hiding: bool = False,
+        below: Sequence[LayerRecord] | None = (),
+        tick: Callable[[], None] = nothing,
     ) -> None:
         """With `hiding`, what hides nothing of the layers `below` is left out; None: it is not known what lies below.
+        `tick` is called every few thousand names while metadata is read; what it raises comes out.
 
         :raises IntegrityError: a metadata image is not what its digest says, or is damaged.
         """
         self.data = StackData(layers)
-        self.root = _stacked(layers, self.data.starts)
+        self.root = _stacked(layers, self.data.starts, tick)
         if hiding:
-            beneath = _ANYTHING if below is None else Flattened(below).root if below else None
+            beneath = _ANYTHING if below is None else Flattened(below, tick=tick).root if below else None
             _keep_hiding(self.root, beneath)
         else:
             _show(self.root)
@@ -107,24 +119,26 @@ def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
             pending.extend((prefix + name, node.children[name]) for name in sorted(node.children, reverse=True))
 
 
-def _stacked(layers: Sequence[LayerRecord], starts: Sequence[int]) -> Node:
+def _stacked(layers: Sequence[LayerRecord], starts: Sequence[int], tick: Callable[[], None]) -> Node:
     root: Node | None = None
     for layer, start in zip(layers, starts, strict=True):
-        upper = _read(layer, start)
+        upper = _read(layer, start, tick)
         if root is not None:
             _lay_over(root, upper)
         root = upper
     return root or Node(stat.S_IFDIR | 0o755)
 
 
-def _read(layer: LayerRecord, start: int) -> Node:
+def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> Node:
     """One layer's tree."""
     image = Image(_metadata(layer), data_at=start)
     if image.data_blocks * BLOCK_SIZE != layer.data_bytes:
         raise _broken(layer, f"its metadata is of {image.data_blocks} blocks of data, not of {layer.data_bytes} bytes")
     directories: dict[bytes, dict[bytes, Node]] = {}
     root: Node | None = None
-    for path, node, _ in image.walk():
+    for number, (path, node, _) in enumerate(image.walk()):
+        if number % _TICK_EVERY == 0:
+            tick()
         node.nlink = 0
         if root is None:
             root = node

@@ -58,6 +58,11 @@ class LocalStore:
         self.catalogue.close()
         os.close(self._lock_file)
 
+    @property
+    def graves_dir(self) -> str:
+        """Where what is taken away may go first: on the layers' file system, emptied by who opens the store alone."""
+        return self._building
+
     @contextmanager
     def build_directory(self) -> Iterator[str]:
         """A fresh directory on the file system of the layers, removed at the end with what is left in it."""

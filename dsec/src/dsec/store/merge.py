@@ -66,7 +66,7 @@ def merge_layers(
         else:
             with disk_full.typed("merge layers", store.state_dir), store.build_directory() as directory:
                 told = partial(_tell, progress, done)
-                with closing(_Merging(run, below, directory)) as merging:
+                with closing(_Merging(run, below, directory, partial(told, 0))) as merging:
                     merged.append(taken.take(merging.write(told)))
         done += sum(layer.data_bytes for layer in run)
         _tell(progress, done, 0)
@@ -95,10 +95,16 @@ def _runs(layers: Sequence[LayerRecord], bound: int) -> Iterator[list[LayerRecor
 class _Merging:
     """One merged layer being made."""
 
-    def __init__(self, layers: Sequence[LayerRecord], below: Sequence[LayerRecord] | None, directory: str) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerRecord],
+        below: Sequence[LayerRecord] | None,
+        directory: str,
+        tick: Callable[[], None],
+    ) -> None:
         self._layers = layers
         self._directory = directory
-        self._tree = Flattened(layers, hiding=True, below=below)
+        self._tree = Flattened(layers, hiding=True, below=below, tick=tick)
         self._data: StackData = self._tree.data
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def pack_layer(layer: LayerRecord, path: str, told: Callable[[int], None]) -> Bl
     """
     with open(path, "xb", buffering=0) as file:
         blob = _BlobFile(file, told)
-        write_tar(LayerSource(layer), blob.write, whiteouts="oci")
+        write_tar(LayerSource(layer, lambda: told(0)), blob.write, whiteouts="oci")
         return blob.finish()
 
 

@@ -46,10 +46,13 @@ def push_image(store: LocalStore, request: ImagePushRequest, progress: Progress)
     :raises UnavailableError, UnauthenticatedError, PermissionDeniedError: what the registry says.
     :raises CapacityError: the disk is full.
     """
-    image = store.catalogue.get(request.ref)
-    for layer in image.layers:
-        require_whole(layer)
-    with disk_full.typed(f"push {image.ref}", store.state_dir), store.build_directory() as directory:
+    with (
+        disk_full.typed(f"push {request.ref}", store.state_dir),
+        store.keeping(request.ref) as image,
+        store.build_directory() as directory,
+    ):
+        for layer in image.layers:
+            require_whole(layer)
         push = _Push(store, image, directory, progress)
         with closing(_target(request, parse_ref(image.ref).tag, directory, push.pulse)) as target:
             digest = push.run(target)
@@ -133,7 +136,7 @@ class _Push:
         self.bytes_sent = before + size
 
     def _tell(self, stage: str, done: int) -> None:
-        if stage != self._news.stage or done < self._told or done - self._told >= _TOLD_EVERY:
+        if not done or stage != self._news.stage or done < self._told or done - self._told >= _TOLD_EVERY:
             self._told = done
             self._news = BuildProgress(stage, done)
             self._progress(self._news)

@@ -7,7 +7,7 @@ tar cannot hold is left out (sockets) or refused (a name that would read as a wh
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Final, Literal
 
@@ -15,42 +15,49 @@ from dsec.store.sinks.tar_header import DIRECTORY, END_MARK, KINDS, LINK, REGULA
 from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source
 from dsec.store.tree import Node, invalid
 
-Write = Callable[[bytes | memoryview], object]
-"""Takes the next bytes of the stream before it returns. What it raises ends the writing and comes out of it."""
+Piece = bytes | memoryview
+Whiteouts = Literal["plain", "oci"]
 
-_PIECE: Final = 256 * 1024
-_ZEROS: Final = bytes(_PIECE)
+_BUFFER: Final = 256 * 1024
+_ZEROS: Final = bytes(_BUFFER)
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
 
 
-def write_tar(source: Source, write: Write, *, whiteouts: Literal["plain", "oci"] = "plain") -> None:
-    """Write all of `source`. `whiteouts="oci"` writes whiteouts and opaque directories as layers of container images
-    have them; `"plain"` leaves them out.
+def tar_pieces(source: Source, *, whiteouts: Whiteouts = "plain") -> Generator[Piece, None, None]:
+    """All of `source`; a piece is valid until the next is asked for. `whiteouts="oci"` writes whiteouts and opaque
+    directories as layers of container images have them; `"plain"` leaves them out.
 
     :raises InvalidArgumentError: a layer of a container image cannot have a name that begins with `.wh.`.
     """
-    sink = _Sink(write, whiteouts == "oci")
+    sink = _Sink(whiteouts == "oci")
     with closing(source.entries()) as entries:
         for item in entries:
             if isinstance(item, Entry):
-                sink.entry(item)
+                yield from sink.entry(item)
             elif isinstance(item, HardLink):
-                sink.link(item)
+                yield from sink.link(item)
             elif whiteouts == "oci":
-                sink.hide(item.path, opaque=isinstance(item, Opaque))
-    write(END_MARK)
+                yield sink.hidden(item.path, opaque=isinstance(item, Opaque))
+    yield END_MARK
+
+
+def write_tar(source: Source, write: Callable[[Piece], object], *, whiteouts: Whiteouts = "plain") -> None:
+    """As `tar_pieces`, each piece given to `write`, which must take all of it."""
+    with closing(tar_pieces(source, whiteouts=whiteouts)) as pieces:
+        for piece in pieces:
+            write(piece)
 
 
 class _Sink:
-    def __init__(self, write: Write, oci: bool) -> None:
-        self._write = write
+    def __init__(self, oci: bool) -> None:
         self._oci = oci
-        self._linked: dict[bytes, Node] = {}
-        """Files with several names: a link's header tells of them what the file's own does."""
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._linkable: dict[bytes, Node] = {}
+        """What may have more names: a link's header tells the same of it as the first one's."""
         self._sockets: set[bytes] = set()
 
-    def entry(self, entry: Entry) -> None:
+    def entry(self, entry: Entry) -> Iterator[Piece]:
         node, path = entry.node, entry.path
         file_type = stat.S_IFMT(node.mode)
         if file_type == stat.S_IFSOCK:
@@ -60,48 +67,47 @@ class _Sink:
         content = entry.content
         size = 0 if content is None else content.size
         kind = KINDS[file_type]
-        self._write(header(path or b".", node, kind, size, node.target if kind == SYMLINK else b""))
+        yield header(path or b".", node, kind, size, node.target if kind == SYMLINK else b"")
         if content is not None:
-            self._content(path, content)
-            self._write(padding(size))
+            yield from self._content(path, content)
+            yield padding(size)
         if kind != DIRECTORY:
-            self._linked[path] = node
+            self._linkable[path] = node
 
-    def link(self, link: HardLink) -> None:
-        if link.target in self._sockets:
-            return
-        self._check_name(link.path)
-        self._write(header(link.path, self._linked[link.target], LINK, 0, link.target))
+    def link(self, link: HardLink) -> Iterator[Piece]:
+        if link.target not in self._sockets:
+            self._check_name(link.path)
+            yield header(link.path, self._linkable[link.target], LINK, 0, link.target)
 
-    def hide(self, path: bytes, *, opaque: bool) -> None:
+    def hidden(self, path: bytes, *, opaque: bool) -> Piece:
         if opaque:
             directory, name = path, _OPAQUE
         else:
             directory, _, name = path.rpartition(b"/")
             name = _WHITEOUT + name
         marker = directory + b"/" + name if directory else name
-        self._write(header(marker, Node(stat.S_IFREG), REGULAR))
+        return header(marker, Node(stat.S_IFREG), REGULAR)
 
     def _check_name(self, path: bytes) -> None:
         if self._oci and path.rpartition(b"/")[2].startswith(_WHITEOUT):
             raise invalid(path, "in a container image's layer this name is a whiteout")
 
-    def _content(self, path: bytes, content: Content) -> None:
-        buffer = memoryview(bytearray(_PIECE))
+    def _content(self, path: bytes, content: Content) -> Iterator[Piece]:
         position = 0
         for offset, length in content.extents if content.extents is not None else [(0, content.size)]:
-            self._zeros(offset - position)
+            yield from _zeros(offset - position)
             left = length
             while left:
-                got = content.readinto(buffer[: min(left, _PIECE)])
+                got = content.readinto(self._buffer[: min(left, _BUFFER)])
                 if not got:
                     raise invalid(path, f"ends {left} bytes before its size")
-                self._write(buffer[:got])
+                yield self._buffer[:got]
                 left -= got
             position = offset + length
-        self._zeros(content.size - position)
+        yield from _zeros(content.size - position)
 
-    def _zeros(self, count: int) -> None:
-        while count:
-            self._write(_ZEROS[: min(count, _PIECE)])
-            count -= min(count, _PIECE)
+
+def _zeros(count: int) -> Iterator[Piece]:
+    while count:
+        yield _ZEROS[: min(count, _BUFFER)]
+        count -= min(count, _BUFFER)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
-from dsec.store.flatten import Flattened
+from dsec.store.flatten import Flattened, nothing
 from dsec.store.records import LayerRecord
 from dsec.store.sources.base import SourceItem
 
@@ -16,8 +16,10 @@ class LayerSource:
     at a time. Every chunk is checked against its digest before its bytes are given out.
     """
 
-    def __init__(self, layer: LayerRecord) -> None:
+    def __init__(self, layer: LayerRecord, tick: Callable[[], None] = nothing) -> None:
+        """`tick`: see `Flattened`."""
         self._layer = layer
+        self._tick = tick
 
     def entries(self) -> Generator[SourceItem, None, None]:
         """See `Source.entries`.
@@ -25,4 +27,4 @@ class LayerSource:
         :raises IntegrityError: a file of the layer is not what its digest says, or is damaged.
         :raises ConflictError: not all of its data is on this node; it has to be fetched first.
         """
-        yield from Flattened((self._layer,), hiding=True, below=None).entries()
+        yield from Flattened((self._layer,), hiding=True, below=None, tick=self._tick).entries()
