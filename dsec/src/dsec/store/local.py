@@ -92,6 +92,19 @@ class LocalStore:
         finally:
             taken.let_go()
 
+    @contextmanager
+    def keeping(self, ref: str) -> Iterator[ImageRecord]:
+        """An image whose files stay until the end, also when it is removed meanwhile.
+
+        :raises ImageNotFoundError: no such image.
+        """
+        with self.taking() as taken:
+            image = self.catalogue.get(ref)
+            for layer in image.layers:
+                if taken.find(layer.digest) is None:
+                    raise ImageNotFoundError(f"cannot use image {ref}: it was removed in this moment", ref=ref)
+            yield image
+
     def publish_image(
         self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None
     ) -> ImageRecord:
