@@ -152,6 +152,8 @@ ROUTES: dict[str, Route] = {
     "sandbox.logs": Route(READ, to_sandbox),
     "sandbox.pause": Route(USE, to_sandbox),
     "sandbox.resume": Route(USE, to_sandbox),
+    "sandbox.pack_diff": Route(USE, to_sandbox),
+    "sandbox.diff": Route(USE, to_sandbox),
     "log.read": Route(READ, to_own_edge),
     "log.output": Route(READ, to_own_edge),
     "lease.take": Route(USE, to_own_edge),

@@ -11,6 +11,7 @@ from what `Instance.keep` gave to be written down, and has everything else taken
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -70,6 +71,19 @@ class Acknowledging(Protocol):
         a call without a tag, and a second time, nothing happens; never raises."""
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a sandbox has written over its layers, as it was at one moment."""
+
+    path: str
+    """A directory as overlayfs keeps an upper, every id in it shifted by the slot's `id_base`. Only to be read."""
+    since: float | None
+    """By `time.monotonic`: the sandbox stands still since then. None: it goes on meanwhile."""
+    check: Callable[[], None]
+    """From any thread, after reading, and now and then during it: `SandboxFailedError` where the sandbox was ended
+    meanwhile, and what was read may not be all there was."""
+
+
 class Instance(Protocol):
     """One running sandbox."""
 
@@ -112,10 +126,18 @@ class Instance(Protocol):
         :raises DSecError: it could not be done; it stays paused, or its end is told by `on_end`.
         """
 
+    def capture(self) -> AbstractAsyncContextManager[Captured]:
+        """What it has written, to be read inside the block. It stands still meanwhile, or goes on where a snapshot
+        could be had; whatever happens inside, afterwards it is as it was before: one that was paused is paused. Calls
+        that are made meanwhile may wait for its end. One capture at a time; no pause or resume in it.
+
+        :raises DSecError: it could not be done; everything runs as before, or the sandbox has ended.
+        """
+
     def hasten(self) -> None:
         """It will be destroyed: a pause or resume that is under way gives way and raises soon, and none is begun any
-        more. Its end is not told by `on_end` from here on. Nothing more is legal than `keep`, `usage` and `destroy`.
-        Idempotent, never raises.
+        more; the `check` of what is captured raises. Its end is not told by `on_end` from here on. Nothing more is
+        legal than `keep`, `usage` and `destroy`. Idempotent, never raises.
         """
 
     async def destroy(self, error: DSecError) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,15 +16,17 @@ from dsec.store.compose import compose
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.oci.pull import Puller
+from dsec.store.pack.order import Packing
 from dsec.store.remote.shared import SharedStore
 from dsec.store.uses import Uses
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.errors import UnsupportedOperationError
-from libdsec.protocol.images import ImageGcAnswer, ImagePublished, ImagePullRequest
+from libdsec.protocol.images import ChangeCount, ImageGcAnswer, ImagePublished, ImagePullRequest, PackedDiff
 from libdsec.protocol.spec import SandboxSpec
 
 from .blocking import in_thread
+from .packing import Capture, changes_in, pack_into
 
 MAX_COMPOSED = 1024
 
@@ -69,6 +72,17 @@ class Images(Protocol):
 
         :raises UnsupportedOperationError: this node has no shared store, or cannot write it.
         :raises DSecError: see `dsec.store.remote.publish`."""
+
+    async def pack(self, packing: Packing, capture: Capture, progress: Callable[[BuildProgress], None]) -> PackedDiff:
+        """What a sandbox has written, as an image; said again by the same step it is the same. A cancel ends it.
+
+        :raises DSecError: see `dsec.store.pack.pack`; nothing is left. `UnsupportedOperationError`: it is to be
+            published, and this node has no shared store. What publishing raises: the image is on this node."""
+
+    def changes(
+        self, layers: Sequence[str], id_base: int, capture: Capture
+    ) -> AbstractAsyncContextManager[tuple[ChangeCount, Iterator[bytes]]]:
+        """What a sandbox changed over its layers: how many, and arrays of `Change` in the order of paths."""
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         """:raises ImageNotFoundError: not published here."""
@@ -158,6 +172,20 @@ class StoreImages:
 
     async def publish(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImagePublished:
         return await self._required_store(f"publish {ref}").publish(ref, progress)
+
+    async def pack(self, packing: Packing, capture: Capture, progress: Callable[[BuildProgress], None]) -> PackedDiff:
+        ref, publish = packing.asked.ref, packing.asked.publish
+        if publish:
+            self._required_store(f"publish {ref}")
+        answer = await pack_into(self._store, packing, capture, progress)
+        if publish:
+            await self.publish(ref, progress)
+        return answer
+
+    def changes(
+        self, layers: Sequence[str], id_base: int, capture: Capture
+    ) -> AbstractAsyncContextManager[tuple[ChangeCount, Iterator[bytes]]]:
+        return changes_in(self._store, layers, id_base, capture)
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         if pinned and self._shared is not None:

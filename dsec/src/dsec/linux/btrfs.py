@@ -16,10 +16,12 @@ _MAGIC = 0x9123683E
 _SUBVOLUME_INODE = 256
 _SUBVOL_CREATE = 0x5000940E
 _SNAP_DESTROY = 0x5000940F
+_SNAP_CREATE = 0x50009417
 _QGROUP_CREATE = 0x4010942A
 _QGROUP_LIMIT = 0x8030942B
 _INO_LOOKUP = 0xD0009412
 _LIMIT_MAX_RFER = 1
+_READ_ONLY = 1 << 1
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -58,6 +60,24 @@ def make_subvolume(path: str, limit_bytes: int) -> None:
     finally:
         os.close(descriptor)
     os.chmod(path, 0o700)
+
+
+def snapshot_subvolume(path: str, to: str) -> None:
+    """A read-only copy at a new path of the same file system, of one moment."""
+    parent, name = os.path.split(to)
+    try:
+        source = os.open(path, _OPEN)
+        try:
+            arguments = bytearray(struct.pack("=qQQ32s4040s", source, 0, _READ_ONLY, b"", os.fsencode(name)))
+            target = os.open(parent, _OPEN)
+            try:
+                fcntl.ioctl(target, _SNAP_CREATE, arguments)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+    except OSError as error:
+        raise from_os_error(error, "snapshot subvolume", path) from None
 
 
 def remove_subvolume(path: str) -> None:

@@ -4,6 +4,8 @@ Without a limit they are plain directories in `PARENT/NAME`. With one they lie i
 subvolume with a quota group where the parent is on btrfs and only bytes are bounded, else a sized ext4 in a sparse
 file, mounted through a loop device at `PARENT/NAME/fs`. Asking for what none of these can give is an error.
 
+Of an upper in a subvolume a `snapshot` can be had beside it, one at a time, which is read while the sandbox goes on.
+
 The upper belongs to the first id of the sandbox's range, so that root inside owns `/`. `PARENT/NAME` is mode 0700:
 set-user-id programs that a sandbox makes are out of reach of the host's users.
 
@@ -34,11 +36,31 @@ class Upper:
     path_upper: str
     path_work: str
 
+    def snapshot(self) -> str | None:
+        """The path of a read-only copy of the upper, as it is now; None where its file system has none. It takes the
+        place of an earlier one.
+
+        :raises KernelError: there is no room for it.
+        """
+        place = _mount_path(self.home)
+        if not btrfs.is_subvolume(place):
+            return None
+        self.remove_snapshot()
+        copy = _snapshot_path(self.home)
+        btrfs.snapshot_subvolume(place, copy)
+        return os.path.join(copy, os.path.basename(self.path_upper))
+
+    def remove_snapshot(self) -> None:
+        """Nothing happens where there is none."""
+        if btrfs.is_subvolume(_snapshot_path(self.home)):
+            btrfs.remove_subvolume(_snapshot_path(self.home))
+
     def remove(self, trash: Trash | None = None) -> None:
         """Give everything back. With a trash the removal of the files goes on in its thread. Twice is fine.
 
         :raises KernelError: something could not be given back; `leftovers` will list it again.
         """
+        self.remove_snapshot()
         place = _mount_path(self.home)
         # a mount's files go with the image file; what still holds the mount keeps the loop device until it ends
         if os.path.isdir(place) and not mounts.detach_if_mounted(place) and btrfs.is_subvolume(place):
@@ -85,7 +107,7 @@ def make_upper(parent_dir: str, name: str, owner_id: int, bytes: int | None = No
 
 
 def open_upper(parent_dir: str, name: str) -> Upper:
-    """One that an earlier process made.
+    """One that an earlier process made, without the snapshot that this may have left.
 
     :raises KernelError: there is none of that name (ENOENT).
     """
@@ -95,6 +117,7 @@ def open_upper(parent_dir: str, name: str) -> Upper:
     for path in (upper.path_upper, upper.path_work):
         if not os.path.isdir(path):
             raise KernelError(errno.ENOENT, "open upper", path)
+    upper.remove_snapshot()
     return upper
 
 
@@ -114,6 +137,10 @@ def remove_leftover(parent_dir: str, name: str, trash: Trash | None = None) -> N
 
 def _mount_path(home: str) -> str:
     return os.path.join(home, "fs")
+
+
+def _snapshot_path(home: str) -> str:
+    return os.path.join(home, "snapshot")
 
 
 def _upper(home: str, place: str) -> Upper:

@@ -67,7 +67,7 @@ def compose(catalogue: Catalogue, spec: SandboxSpec) -> Composition:
         raise InvalidArgumentError(
             f"cannot compose {len(layers)} layers: at most {MAX_LAYERS} are possible", field="toolkits"
         )
-    return Composition(layers, _config(images))
+    return Composition(layers, config_of(images))
 
 
 def _of_kind(catalogue: Catalogue, ref: str, kind: LayerKind, field: str) -> ImageRecord:
@@ -83,7 +83,7 @@ def _without_repeats(layers: Sequence[LayerRecord]) -> tuple[LayerRecord, ...]:
     return tuple(reversed(kept.values()))
 
 
-def _config(images: Sequence[ImageRecord]) -> ImageConfig:
+def config_of(images: Sequence[ImageRecord]) -> ImageConfig:
     """Environments add up, the higher one wins; directory and user are the base's unless the workspace has its own."""
     config = images[0].config
     env = dict(config.env)

@@ -9,13 +9,17 @@ ends the driver as a killed edge does, for another with the same `machine` to ad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dsec.bus import Caller
-from dsec.drivers.base import End, OnEnd, OnKnown, Order
+from dsec.drivers.base import Captured, End, OnEnd, OnKnown, Order
 from libdsec.protocol.errors import DeadlineExceededError, DSecError, SandboxFailedError, UnsupportedOperationError
 from libdsec.protocol.spec import SandboxSpec
 
@@ -88,6 +92,20 @@ class FakeInstance:
             self._sandbox.meet(self._on_known)
             self._on_known = None
 
+    @asynccontextmanager
+    async def capture(self) -> AsyncIterator[Captured]:
+        await asyncio.sleep(0)
+        self._check()
+        paused = self.paused
+        with tempfile.TemporaryDirectory(prefix="dsec-fake-") as upper:
+            _write_all(Path(upper), self.files)
+            self._sandbox.pause()
+            try:
+                yield Captured(upper, time.monotonic(), self._check)
+            finally:
+                if not paused and self._sandbox.ended is None:
+                    self._sandbox.resume()
+
     def die(self, end: End) -> None:
         """End as a crash would."""
         if self._sandbox.ended is None:
@@ -135,6 +153,8 @@ class FakeDriver:
     def check(self, spec: SandboxSpec) -> None:
         if any(spec.network_rules.values()):
             raise UnsupportedOperationError("cannot allow network access: the fake has none", option="network_rules")
+        if spec.network != "private":
+            raise UnsupportedOperationError("cannot give the host's network: the fake has none", option="network")
 
     async def start(self) -> None:
         self.started = True
@@ -189,3 +209,10 @@ class FakeDriver:
     def _given_back(self, sandbox: str) -> None:
         self.instances.pop(sandbox, None)
         self.machine.pop(sandbox, None)
+
+
+def _write_all(directory: Path, files: dict[str, bytes]) -> None:
+    for path, content in files.items():
+        where = directory / path.lstrip("/")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_bytes(content)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
 
 from dsec.edge.images import Composed
+from dsec.edge.packing import Capture, read_upper
 from dsec.store.oci.reference import RegistryPlace, parse_place, place_name
+from dsec.store.pack.order import Packing, Upper
 from libdsec.protocol.environment import (
     BuildProgress,
     ImageBuildRequest,
@@ -14,8 +21,8 @@ from libdsec.protocol.environment import (
     LayerInfo,
     parse_ref,
 )
-from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError
-from libdsec.protocol.images import ImageGcAnswer, ImagePublished, ImagePullRequest
+from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, UnsupportedOperationError
+from libdsec.protocol.images import Change, ChangeCount, ImageGcAnswer, ImagePublished, ImagePullRequest, PackedDiff
 from libdsec.protocol.spec import SandboxSpec
 
 
@@ -24,6 +31,12 @@ class FakeImages:
 
     def __init__(self) -> None:
         self._images: dict[str, ImageInfo] = {}
+        self._packed: dict[str, tuple[str, PackedDiff]] = {}
+        self.packing = threading.Event()
+        """An upper is being read."""
+        self.pack_gate = threading.Event()
+        """Reading ends when it is set, as it is at first."""
+        self.pack_gate.set()
         self.add("tiny:1")
 
     def add(self, ref: str, config: ImageConfig | None = None) -> None:
@@ -75,6 +88,45 @@ class FakeImages:
 
     async def tend(self) -> None:
         """Nothing is written and nothing collected."""
+
+    async def pack(self, packing: Packing, capture: Capture, progress: Callable[[BuildProgress], None]) -> PackedDiff:
+        ref = packing.asked.ref
+        if packing.asked.publish:
+            raise UnsupportedOperationError(f"cannot publish {ref}: the fake has no shared store")
+        made = self._packed.get(ref)
+        if made is not None and made[0] == packing.maker:
+            return made[1]
+        if ref in self._images:
+            raise AlreadyExistsError(f"cannot pack {ref}: it exists", ref=ref)
+        layer = await read_upper(capture, self._packed_layer, progress)
+        below = self.inspect(packing.spec.image).layers if packing.asked.kind == "base" else ()
+        image = ImageInfo(ref, packing.asked.kind, (*below, layer), ImageConfig(), 0.0, packing.spec.image)
+        self._images[ref] = image
+        answer = PackedDiff(image, layer, (), 0, 0)
+        self._packed[ref] = packing.maker, answer
+        return answer
+
+    def _packed_layer(self, upper: Upper, progress: Callable[[BuildProgress], None]) -> LayerInfo:
+        """In a thread, and as slow as a test wants it."""
+        progress(BuildProgress("write"))
+        self.packing.set()
+        while not self.pack_gate.wait(0.01):
+            upper.check()
+        files = sum(path.is_file() for path in Path(upper.path).rglob("*"))
+        upper.done()
+        return LayerInfo(f"sha256:{len(self._images):064x}", 4096, 4096, files)
+
+    @asynccontextmanager
+    async def changes(
+        self, layers: Sequence[str], id_base: int, capture: Capture
+    ) -> AsyncIterator[tuple[ChangeCount, Iterator[bytes]]]:
+        def find(upper: Upper, _: object) -> list[Change]:
+            top = Path(upper.path)
+            found = sorted(path for path in top.rglob("*") if path.is_file())
+            return [Change(f"/{path.relative_to(top)}", "added", "file", path.stat().st_size) for path in found]
+
+        found = await read_upper(capture, find, lambda news: None)
+        yield ChangeCount(len(found), 0, 0), iter([msgspec.msgpack.encode(found)] if found else [])
 
     async def verify(self, ref: str) -> ImageInfo:
         return self.inspect(ref)

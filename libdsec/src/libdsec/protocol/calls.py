@@ -113,6 +113,8 @@ METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "sandbox.logs": (LogRequest, LogAnswer),
     "sandbox.pause": (SandboxRequest, spec.SandboxInfo),
     "sandbox.resume": (SandboxRequest, spec.SandboxInfo),
+    "sandbox.pack_diff": (images.PackDiffRequest, images.PackedDiff),
+    "sandbox.diff": (images.SandboxDiffRequest, images.ChangeCount),
     "log.read": (steps.LogReadRequest, steps.LogReadAnswer),
     "log.output": (steps.LogOutputRequest, steps.Step),
     "lease.take": (jobs.LeaseRequest, jobs.LeaseInfo),
@@ -159,6 +161,7 @@ STEPS = frozenset(
     for method in METHODS
     if method.startswith(("session.", "file."))
     or method in ("exec", "sandbox.create", "sandbox.inspect", "sandbox.pause", "sandbox.resume", "sandbox.stop")
+    or method == "sandbox.pack_diff"
 )
 """The methods that are steps of a command log."""
 

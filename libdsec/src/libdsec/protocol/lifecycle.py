@@ -29,6 +29,9 @@ class Operation(enum.StrEnum):
     FILES = "files"
     PAUSE = "pause"
     RESUME = "resume"
+    PACK = "pack"
+    """Read what it has written. It is `pausing` while it stands still for that, and runs again or is paused as it was
+    before."""
     STOP = "stop"
     INSPECT = "inspect"
 
@@ -52,6 +55,7 @@ ALLOWED: dict[Operation, frozenset[State]] = {
     Operation.FILES: ALIVE,
     Operation.PAUSE: ALIVE,
     Operation.RESUME: ALIVE,
+    Operation.PACK: ALIVE,
     # stopping twice is not an error, nor is stopping what has failed: both are asked by callers that clean up
     Operation.STOP: frozenset(State),
     Operation.INSPECT: frozenset(State),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import structlog
 
 from dsec import faults
 from dsec.bus import Answerer, Caller
-from dsec.drivers.base import End, OnEnd
+from dsec.drivers.base import Captured, End, OnEnd
 from dsec.linux import KernelError
 from dsec.linux.processes import pidfd_send_signal
 from libdsec.protocol.errors import (
@@ -25,6 +25,7 @@ from libdsec.protocol.errors import (
     UnavailableError,
 )
 
+from .capturing import captured
 from .channel import Channel, ended_error
 from .fork_server import ForkServer, Identity, Living, Made
 from .own_calls import Reply
@@ -132,6 +133,17 @@ class ContainerInstance:
 
     async def resume(self) -> None:
         await self._steady().resume()
+
+    @contextlib.asynccontextmanager
+    async def capture(self) -> AsyncIterator[Captured]:
+        if (upper := self._taken.upper) is None:
+            raise ended_error(self.id, "it has been given back")
+        async with captured(upper, self._steady(), self._check) as what:
+            yield what
+
+    def _check(self) -> None:
+        if self._ending:
+            raise ended_error(self.id, "it is being ended")
 
     async def recover(self) -> None:
         """Running, whatever an edge that died in a pause or resume left."""

@@ -42,7 +42,7 @@ async def freeze_and_reclaim(cgroup: Cgroup, *, deadline_s: float, turns: asynci
     """
     end = time.monotonic() + deadline_s
     try:
-        await _freeze(cgroup, deadline_s)
+        await freeze(cgroup, deadline_s=deadline_s)
         return await _reclaim(cgroup, end, turns)
     except BaseException as error:
         _thaw(cgroup)
@@ -67,7 +67,11 @@ async def prefetch_and_thaw(cgroup: Cgroup, *, deadline_s: float) -> None:
         _thaw(cgroup)
 
 
-async def _freeze(cgroup: Cgroup, deadline_s: float) -> None:
+async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
+    """Stop everything in the group. What was stopped so far stays so on failure: thaw it then.
+
+    :raises DeadlineExceededError, UnsupportedOperationError, InternalError: as `freeze_and_reclaim`.
+    """
     end = time.monotonic() + deadline_s
     try:
         while not cgroup.try_freeze():

@@ -1,4 +1,4 @@
-"""Pause and resume of one sandbox, one at a time, whoever asks.
+"""Pause and resume of one sandbox, and standing still for a moment (`still`), one at a time, whoever asks.
 
 Each runs as a task of the driver's own, so that it is finished whatever becomes of who asked for it; those who ask
 meanwhile wait for their turn. Init's timers are held before the freezing and released after the thawing. The end of
@@ -8,7 +8,9 @@ the sandbox (`give_way`) cancels what is under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -20,10 +22,13 @@ from libdsec.protocol.errors import DeadlineExceededError, DSecError, InternalEr
 
 from .channel import Channel, ended_error
 from .own_calls import Reply
-from .pausing import freeze_and_reclaim, prefetch_and_thaw
+from .pausing import freeze, freeze_and_reclaim, prefetch_and_thaw
 
 TIMERS_TIMEOUT_S = 5.0
 PAUSE_TIMEOUT_S = 60.0
+STILL_TIMEOUT_S = 10.0
+"""For everything inside to be stopped, where it is for a moment only."""
+
 THAW_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 10.0
 """From the thaw on, within which init has to answer."""
@@ -64,6 +69,25 @@ class Standstill:
         """See `Instance.resume`."""
         await self._ask(self._resume)
 
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[float]:
+        """Nothing of it runs inside; behind it all does again, unless it was paused before. Gives the time
+        (`time.monotonic`) since when it stands. Should the sandbox be ended meanwhile, it does not wait for this.
+
+        :raises DSecError: it could not be made to stand; everything runs.
+        """
+        standing: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        enough = asyncio.Event()
+        done = self._begin(lambda: self._stand(standing, enough))
+        try:
+            await asyncio.wait((standing, done), return_when=asyncio.FIRST_COMPLETED)
+            if not standing.done():
+                await done
+            yield standing.result()
+        finally:
+            enough.set()
+            await asyncio.wait((done,))
+
     async def release_timers(self) -> None:
         """As they may have been left held by an edge that died in a pause or resume.
 
@@ -99,6 +123,10 @@ class Standstill:
             _log.warning("sandbox not thawed for its end", sandbox=self._sandbox, error=str(error))
 
     async def _ask(self, work: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> asyncio.Future[None]:
+        """A future of how it ends: it does so whatever becomes of who waits for that."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._spawn(self._in_turn(work, done))
         self._tasks.add(task)
@@ -110,7 +138,7 @@ class Standstill:
             done.exception()  # seen here: whoever asked may have gone
 
         task.add_done_callback(finished)
-        await asyncio.shield(done)
+        return done
 
     async def _in_turn(self, work: Callable[[], Awaitable[None]], done: asyncio.Future[None]) -> None:
         try:
@@ -140,8 +168,23 @@ class Standstill:
             await self._run_again()
             raise
 
+    async def _stand(self, standing: asyncio.Future[float], enough: asyncio.Event) -> None:
+        if self.paused:
+            standing.set_result(time.monotonic())
+            await enough.wait()
+            return
+        try:
+            await self._call("hold_timers", TIMERS_TIMEOUT_S)
+            since = time.monotonic()
+            await freeze(self._cgroup, deadline_s=STILL_TIMEOUT_S)
+            faults.point("driver.still.frozen")
+            standing.set_result(since)
+            await enough.wait()
+        finally:
+            await self._run_again()
+
     async def _run_again(self) -> None:
-        """After a pause that failed."""
+        """After a pause that failed, or a moment of standing still."""
         if self._over:
             return
         try:

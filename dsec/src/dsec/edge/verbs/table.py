@@ -9,6 +9,7 @@ from dsec.bus import Answerer, Caller, Request
 
 from . import (
     create,
+    diff,
     exec,
     files,
     images,
@@ -19,6 +20,7 @@ from . import (
     log,
     logs,
     node,
+    pack,
     pause,
     pull,
     session,
@@ -41,6 +43,8 @@ VERBS: dict[str, Verb] = {
     "sandbox.stop": stop.stop,
     "sandbox.pause": pause.pause,
     "sandbox.resume": pause.resume,
+    "sandbox.pack_diff": pack.pack_diff,
+    "sandbox.diff": diff.diff,
     "log.read": log.read,
     "log.output": log.output,
     "lease.take": leases.take,

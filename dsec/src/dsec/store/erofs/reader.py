@@ -108,6 +108,11 @@ class Image:
             found.extend(_entries(block))
         return found
 
+    def node(self, nid: int) -> Node:
+        """One inode; `children` of a directory stay empty."""
+        with _damage_is_typed():
+            return self._node(nid)[0]
+
     def _node(self, nid: int) -> tuple[Node, int]:
         raw, node = self._inode(nid)
         kind = node.mode & 0o170000

@@ -13,10 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from dsec.store.sources.base import Entry, Extent, HardLink, SourceItem
-from dsec.store.tree import Node, Xattrs, invalid, printable
+from dsec.store.tree import MAX_ENTRIES, Node, Xattrs, invalid, printable
 from libdsec.protocol.errors import FileOperationError
 
 MAX_OPEN_LEVELS = 64
@@ -25,6 +25,10 @@ MAX_EXTENTS = 100_000
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+LeaveOut = Callable[[bytes, os.stat_result], bool]
+"""(path, its status): asked of every name but the root's, in the order of the walk. What it says True of is not
+yielded, and neither is anything below it; another name of such a file may be."""
+
 _NO_XATTRS = (errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -72,12 +76,13 @@ class DirectorySource:
     the layer is not for this class to guess.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, leave_out: LeaveOut | None = None) -> None:
         self._path = os.fspath(path)
+        self._leave_out = leave_out
 
     def entries(self) -> Generator[SourceItem, None, None]:
         """See `Source.entries`. A regular file that becomes shorter while it is read is an error."""
-        return _Walk(self._path).entries()
+        return _Walk(self._path, self._leave_out).entries()
 
 
 class _Directory:
@@ -93,8 +98,9 @@ class _Directory:
 
 
 class _Walk:
-    def __init__(self, top: str) -> None:
+    def __init__(self, top: str, leave_out: LeaveOut | None) -> None:
         self._top = top
+        self._leave_out = leave_out
         self._device = -1
         self._links: dict[tuple[int, int], bytes] = {}
         self._stack: list[_Directory] = []
@@ -113,7 +119,11 @@ class _Walk:
                     continue
                 name = current.pending.pop()
                 path = _join(current.path, os.fsencode(name))
-                yield self._enter(path, os.open(name, _OPEN_DIRECTORY, dir_fd=current.fd))
+                fd = os.open(name, _OPEN_DIRECTORY, dir_fd=current.fd)
+                if self._left_out(path, fd):
+                    os.close(fd)
+                    continue
+                yield self._enter(path, fd)
                 yield from self._files()
         except OSError as error:
             raise _refused(path, error) from error
@@ -136,6 +146,15 @@ class _Walk:
         if status.st_dev != self._device:
             raise invalid(path, "is a mount point of another file system")
         return Entry(path, _node(status, _xattrs(fd)))
+
+    def _left_out(self, path: bytes, directory: int) -> bool:
+        if self._leave_out is None:
+            return False
+        try:
+            return self._leave_out(path, os.fstat(directory))
+        except BaseException:
+            os.close(directory)
+            raise
 
     def _leave(self) -> None:
         """Go up one level, opening the parent again by `..` if its descriptor was given back."""
@@ -162,6 +181,8 @@ class _Walk:
                     directories.append(item.name)
                 else:
                     found.append((os.fsencode(item.name), item.name, item.is_file(follow_symlinks=False)))
+                if len(found) + len(directories) > MAX_ENTRIES:
+                    raise invalid(here.path, f"has more than {MAX_ENTRIES} entries")
         directories.sort(key=os.fsencode, reverse=True)
         here.pending = directories
         found.sort()
@@ -171,7 +192,7 @@ class _Walk:
                 if regular:
                     yield from self._regular(path, name, here.fd)
                 else:
-                    yield self._special(path, name, here.fd)
+                    yield from self._special(path, name, here.fd)
             except OSError as error:
                 raise _refused(path, error) from error
 
@@ -181,6 +202,8 @@ class _Walk:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise invalid(path, "changed its type while it was read")
+            if self._leave_out is not None and self._leave_out(path, status):
+                return
             if status.st_nlink > 1 and (first := self._linked(path, status)) is not None:
                 yield HardLink(path, first)
                 return
@@ -191,18 +214,21 @@ class _Walk:
         finally:
             os.close(fd)
 
-    def _special(self, path: bytes, name: str, parent: int) -> SourceItem:
+    def _special(self, path: bytes, name: str, parent: int) -> Iterator[SourceItem]:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             raise invalid(path, "changed its type while it was read")
+        if self._leave_out is not None and self._leave_out(path, status):
+            return
         if status.st_nlink > 1 and (first := self._linked(path, status)) is not None:
-            return HardLink(path, first)
+            yield HardLink(path, first)
+            return
         node = _node(status, _xattrs(f"/proc/self/fd/{parent}/{name}"))
         if stat.S_ISLNK(status.st_mode):
             node.target = os.fsencode(os.readlink(name, dir_fd=parent))
         else:
             node.rdev = status.st_rdev
-        return Entry(path, node)
+        yield Entry(path, node)
 
     def _linked(self, path: bytes, status: os.stat_result) -> bytes | None:
         first = self._links.setdefault((status.st_dev, status.st_ino), path)

@@ -1,0 +1,59 @@
+"""Reading what a sandbox has written, as it was at one moment.
+
+An upper in a btrfs subvolume is snapshotted and the sandbox goes on; of any other the sandbox stands still while it is
+read. Should we die meanwhile, the next edge thaws the sandbox as it adopts it, and takes the snapshot away as it opens
+the upper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from dsec import faults
+from dsec.drivers.base import Captured
+from dsec.linux import KernelError
+from dsec.linux.uppers import Upper
+from libdsec.protocol.errors import CapacityError
+
+from .standstill import Standstill
+
+_log = structlog.get_logger("dsec.container")
+
+
+@asynccontextmanager
+async def captured(upper: Upper, standstill: Standstill, check: Callable[[], None]) -> AsyncIterator[Captured]:
+    """See `Instance.capture`."""
+    copy = await _snapshot(upper)
+    if copy is None:
+        async with standstill.still() as since:
+            yield Captured(upper.path_upper, since, check)
+        return
+    try:
+        faults.point("driver.snapshot.made")
+        yield Captured(copy, None, check)
+    finally:
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, upper))
+
+
+async def _snapshot(upper: Upper) -> str | None:
+    making = asyncio.get_running_loop().run_in_executor(None, upper.snapshot)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # the thread cannot be stopped: what it makes goes when it has made it
+        making.add_done_callback(lambda made: _remove(upper) if made.exception() is None and made.result() else None)
+        raise
+    except KernelError as error:
+        raise CapacityError(f"cannot snapshot what a sandbox has written: {error}", errno=error.errno or 0) from error
+
+
+def _remove(upper: Upper) -> None:
+    try:
+        upper.remove_snapshot()
+    except KernelError as error:
+        # the next snapshot, or the end of the sandbox, takes it away
+        _log.warning("snapshot not removed", upper=upper.home, error=str(error))

@@ -1,0 +1,144 @@
+"""Reading what a sandbox has written while the sandbox stands still, and letting it go on as soon as that is read.
+
+While it stands its state is `pausing`, in memory alone: calls that come wait for its turn, and are sent when it runs
+again; its time stands still. The journal says `running`, or `paused` where it was that before: a server that takes over
+in the middle lets it run, or leaves it paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from dsec.drivers.base import Captured
+from dsec.store.local import LocalStore
+from dsec.store.pack.order import Packing, Upper
+from libdsec.protocol.environment import BuildProgress
+from libdsec.protocol.images import ChangeCount, PackedDiff
+from libdsec.protocol.lifecycle import Operation, State
+
+from .blocking import CanceledError, Progress
+from .sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from .edge import Edge
+
+Capture = Callable[[], AbstractAsyncContextManager[Captured]]
+"""Begins to capture a certain sandbox."""
+
+_T = TypeVar("_T")
+
+
+@asynccontextmanager
+async def captured(edge: Edge, sandbox: Sandbox, doing: str) -> AsyncIterator[Captured]:
+    """As `Instance.capture`, by turns with pauses, resumes and the end, and with the state that is true.
+
+    :raises SandboxStateError, SandboxFailedError: it does not run, and is not paused.
+    """
+    async with sandbox.turn:
+        instance = sandbox.require(Operation.PACK, doing)
+        with _Standing(edge, sandbox) as standing:
+            async with instance.capture() as what:
+                if what.since is None:
+                    standing.end()
+                yield what
+
+
+class _Standing:
+    """The state `pausing` of a sandbox that ran, until it does so again."""
+
+    def __init__(self, edge: Edge, sandbox: Sandbox) -> None:
+        self._clock = edge.clock
+        self._sandbox = sandbox
+
+    def __enter__(self) -> _Standing:
+        self._stands = self._sandbox.move(State.RUNNING, State.PAUSING)
+        if self._stands:
+            self._sandbox.begin_pause(self._clock.now(), self._clock.monotonic())
+        return self
+
+    def end(self) -> None:
+        """Again is fine."""
+        if self._stands and self._sandbox.move(State.PAUSING, State.RUNNING):
+            self._sandbox.end_pause(self._clock.now(), self._clock.monotonic())
+        self._stands = False
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+async def pack_into(store: LocalStore, packing: Packing, capture: Capture, progress: Progress) -> PackedDiff:
+    """The image made, or, where the very same step has made it before, found.
+
+    :raises DSecError: see `dsec.store.pack.pack`; nothing is left, and the sandbox goes on.
+    """
+    from dsec.store.pack.pack import check, pack  # only packing needs what builds layers
+
+    if (earlier := await asyncio.to_thread(check, store, packing)) is not None:
+        return earlier
+    return await read_upper(capture, lambda upper, tell: pack(store, packing, upper, tell), progress)
+
+
+@asynccontextmanager
+async def changes_in(
+    store: LocalStore, layers: Sequence[str], id_base: int, capture: Capture
+) -> AsyncIterator[tuple[ChangeCount, Iterator[bytes]]]:
+    """What a sandbox changed over its layers, gathered: how many, and arrays of `Change`."""
+    from dsec.store.pack.changes import read_batches, write_changes
+
+    stack = [store.catalogue.layer(digest).metadata for digest in layers]
+    with tempfile.TemporaryFile(dir=store.state_dir) as file:
+        count = await read_upper(
+            capture, lambda upper, _: write_changes(stack, upper, id_base, file), lambda news: None
+        )
+        yield count, read_batches(file)
+
+
+async def read_upper(
+    capture: Capture, work: Callable[[Upper, Progress], _T], progress: Callable[[BuildProgress], None]
+) -> _T:
+    """What `work` returns, which is called in a thread with the upper that is captured. It says when it has read that:
+    the sandbox goes on then, and the work as well.
+
+    After a cancel both of its arguments raise; the work takes away what it has made, and only then this ends.
+    """
+    loop = asyncio.get_running_loop()
+    read: asyncio.Future[None] = loop.create_future()
+    canceled = False
+
+    def step(news: BuildProgress) -> None:
+        if canceled:
+            raise CanceledError
+        loop.call_soon_threadsafe(progress, news)
+
+    def end_reading() -> None:
+        if not read.done():
+            read.set_result(None)
+
+    async with AsyncExitStack() as stack:
+        what = await stack.enter_async_context(capture())
+
+        def check() -> None:
+            if canceled:
+                raise CanceledError
+            what.check()
+
+        def done() -> None:
+            what.check()
+            loop.call_soon_threadsafe(end_reading)
+
+        upper = Upper(what.path, what.since, check, done)
+        working = loop.run_in_executor(None, work, upper, step)
+        try:
+            await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
+            await stack.aclose()
+            return await asyncio.shield(working)
+        finally:
+            canceled = True
+            while not working.done():
+                await asyncio.wait((working,))
+            if not working.cancelled():
+                working.exception()  # seen, where the caller has another reason to end
