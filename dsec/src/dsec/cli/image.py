@@ -12,7 +12,7 @@ from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 
-from . import image_pull, image_shared
+from . import image_dockerfile, image_pull, image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, pairs
 from .outcome import execute
@@ -43,6 +43,13 @@ def build(
     cwd: Annotated[str, typer.Option("--cwd", "-w", help="Where commands run by default.")] = "/",
     user: Annotated[str, typer.Option("--user", "-u", help="Who runs commands by default.")] = "root",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing when the name is taken.")] = False,
+    directory: image_dockerfile.DirectoryArgument = None,
+    file: image_dockerfile.FileOption = None,
+    build_arg: image_dockerfile.BuildArgOption = None,
+    target: image_dockerfile.TargetOption = None,
+    network: image_dockerfile.NetworkOption = "private",
+    no_cache: image_dockerfile.NoCacheOption = False,
+    progress: image_dockerfile.ProgressOption = "plain",
     json: JsonOption = False,
 ) -> None:
     """Build an image and publish it under a name that then never changes.
@@ -52,7 +59,21 @@ def build(
     dsec image build debian:12-py --from release:bookworm --package python3 --package git
     dsec image build repo/app:v1 --kind workspace --from dir:./app
     dsec image build alpine:3.20 --from tar:rootfs.tar.gz
+    dsec image build app:1 -f Dockerfile . --build-arg VERSION=2 --network host
+
+    With -f, or a DIRECTORY that has a Dockerfile, its steps are run in sandboxes, one after another, and each is kept.
+    A RUN that fails ends it with the command's exit code.
     """
+    if file is not None or directory is not None:
+        others = {"--from": source, "--package": package, "--mirror": mirror, "--env": env}
+        image_dockerfile.refuse({**others, "--kind": kind != "base", "--cwd": cwd != "/", "--user": user != "root"})
+        wanted_file = image_dockerfile.Wanted(
+            file, directory or ".", build_arg or (), target, network, not no_cache, progress, if_missing
+        )
+        execute(json, lambda client: image_dockerfile.main(client, ref, wanted_file, json))
+    image_dockerfile.refuse(
+        {"--build-arg": build_arg, "--target": target, "--network": network != "private", "--no-cache": no_cache}, "-f"
+    )
     if kind not in get_args(LayerKind):
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(get_args(LayerKind))}", param_hint="--kind")
 
