@@ -101,6 +101,8 @@ class Edge:
         self.held = Held()
         self.calls = 0
         """That run in sandboxes now."""
+        self.image_streams = 0
+        """Calls that read images out."""
         self._over: set[str] = set()
         self.rows = Rows(journal)
         self.leases = Leases(journal, clock, self.registry.leased)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -13,22 +13,38 @@ import structlog
 
 from dsec.store.collect import Collector
 from dsec.store.compose import compose
+from dsec.store.diff import diff_images
+from dsec.store.export import export_image
+from dsec.store.history import history
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.oci.pull import Puller
 from dsec.store.pack.order import Packing
 from dsec.store.remote.shared import SharedStore
+from dsec.store.sinks.tar import Piece
 from dsec.store.uses import Uses
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.errors import UnsupportedOperationError
-from libdsec.protocol.images import ChangeCount, ImageGcAnswer, ImagePublished, ImagePullRequest, PackedDiff
+from libdsec.protocol.images import (
+    Change,
+    ChangeCount,
+    ImageGcAnswer,
+    ImageHistory,
+    ImagePublished,
+    ImagePullRequest,
+    ImagePushed,
+    ImagePushRequest,
+    PackedDiff,
+)
 from libdsec.protocol.spec import SandboxSpec
 
 from .blocking import in_thread
 from .packing import Capture, changes_in, pack_into
 
 MAX_COMPOSED = 1024
+
+Tick = Callable[[], None]
 
 _log = structlog.get_logger("dsec.edge")
 
@@ -57,6 +73,22 @@ class Images(Protocol):
         """From a registry, a layout or an archive, as `build` in all else.
 
         :raises DSecError: see `dsec.store.oci.pull`; nothing is left."""
+
+    async def push(self, request: ImagePushRequest, progress: Callable[[BuildProgress], None]) -> ImagePushed:
+        """:raises DSecError: see `dsec.store.oci.push`; nothing is left, but for blobs that a registry has taken."""
+
+    def export(self, ref: str, tick: Tick) -> Generator[Piece, None, None]:
+        """A tar of its tree. A blocking generator, for a thread; `tick` is called by it and may raise.
+
+        :raises DSecError: see `dsec.store.export`."""
+
+    def diff(self, a: str, b: str, tick: Tick) -> Generator[Change, None, None]:
+        """What turns `a` into `b`, as `export` in all else.
+
+        :raises DSecError: see `dsec.store.diff`."""
+
+    def history(self, ref: str) -> ImageHistory:
+        """:raises ImageNotFoundError: not published here."""
 
     def list(self) -> tuple[ImageInfo, ...]: ...
 
@@ -154,6 +186,20 @@ class StoreImages:
 
     async def pull(self, request: ImagePullRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
         return await in_thread(partial(self._puller.pull, request), progress)
+
+    async def push(self, request: ImagePushRequest, progress: Callable[[BuildProgress], None]) -> ImagePushed:
+        from dsec.store.oci.push import push_image  # only a push needs it
+
+        return await in_thread(partial(push_image, self._store, request), progress)
+
+    def export(self, ref: str, tick: Tick) -> Generator[Piece, None, None]:
+        return export_image(self._store, ref, tick)
+
+    def diff(self, a: str, b: str, tick: Tick) -> Generator[Change, None, None]:
+        return diff_images(self._store, a, b, tick)
+
+    def history(self, ref: str) -> ImageHistory:
+        return history(self._store.catalogue, ref)
 
     def list(self) -> tuple[ImageInfo, ...]:
         return tuple(record.info() for record in self._store.catalogue.list())

@@ -21,7 +21,7 @@ from .flatten import Flattened
 from .layer_data import StackData
 from .local import LocalStore
 from .records import LayerRecord
-from .tree import Node
+from .tree import Node, printable
 
 TYPES: Final = {
     stat.S_IFREG: "file",
@@ -83,7 +83,7 @@ def _change(path: bytes, old: Node | None, new: Node | None) -> Change:
     node = new or old
     assert node is not None
     size = new.size if new is not None and stat.S_ISREG(new.mode) else 0
-    return Change("/" + path.decode("utf-8", "surrogateescape"), kind, TYPES[stat.S_IFMT(node.mode)], size)
+    return Change(printable(path), kind, TYPES[stat.S_IFMT(node.mode)], size)
 
 
 class _Contents:

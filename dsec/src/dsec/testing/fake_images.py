@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,18 @@ from libdsec.protocol.environment import (
     parse_ref,
 )
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, UnsupportedOperationError
-from libdsec.protocol.images import Change, ChangeCount, ImageGcAnswer, ImagePublished, ImagePullRequest, PackedDiff
+from libdsec.protocol.images import (
+    Change,
+    ChangeCount,
+    HistoryEntry,
+    ImageGcAnswer,
+    ImageHistory,
+    ImagePublished,
+    ImagePullRequest,
+    ImagePushed,
+    ImagePushRequest,
+    PackedDiff,
+)
 from libdsec.protocol.spec import SandboxSpec
 
 
@@ -61,6 +72,28 @@ class FakeImages:
         place = parse_place(request.source)
         ref = request.ref or (place_name(place) if isinstance(place, RegistryPlace) else "")
         return await self.build(ImageBuildRequest(ref, request.source, request.kind), progress)
+
+    async def push(self, request: ImagePushRequest, progress: Callable[[BuildProgress], None]) -> ImagePushed:
+        self.inspect(request.ref)
+        progress(BuildProgress("send", 1))
+        return ImagePushed(request.destination, f"sha256:{0:064x}", 1)
+
+    def export(self, ref: str, tick: Callable[[], None]) -> Generator[bytes, None, None]:
+        """An empty tar."""
+        self.inspect(ref)
+        tick()
+        yield bytes(1024)
+
+    def diff(self, a: str, b: str, tick: Callable[[], None]) -> Generator[Change, None, None]:
+        """Other images are other files."""
+        old, new = self.inspect(a), self.inspect(b)
+        tick()
+        if old.layers != new.layers:
+            yield Change("/file", "changed", "file", 1)
+
+    def history(self, ref: str) -> ImageHistory:
+        image = self.inspect(ref)
+        return ImageHistory(ref, tuple(HistoryEntry(layer, "fake", image.created_at, ref) for layer in image.layers))
 
     def list(self) -> tuple[ImageInfo, ...]:
         return tuple(self._images[ref] for ref in sorted(self._images))

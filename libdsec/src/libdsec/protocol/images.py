@@ -113,7 +113,7 @@ ChangeKind = Literal["added", "changed", "removed"]
 
 class Change(msgspec.Struct, frozen=True):
     path: str
-    """Absolute; bytes that are no UTF-8 as in `os.fsdecode`."""
+    """Absolute; a byte that is no UTF-8 is written `\\xNN`."""
     kind: ChangeKind
     type: str
     """`file`, `directory`, `symlink`, `device`, `fifo`, `socket`; of what was removed: of what was there, or ``."""
