@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, BinaryIO
 
 import msgspec
 
+from ._changes import read_changes
+from ._exporting import export
 from ._transport.channel import Channel
-from .protocol.environment import BuildProgress, ImageInfo, LayerKind
+from .protocol.environment import BuildProgress, ImageInfo, ImageNameRequest, LayerKind
+from .protocol.frames import STDOUT
 from .protocol.images import (
     MERGE_BYTES,
+    Change,
+    ImageDiffRequest,
+    ImageExportRequest,
     ImageGcAnswer,
     ImageGcRequest,
+    ImageHistory,
     ImagePinRequest,
     ImagePublished,
     ImagePublishRequest,
     ImagePullRequest,
+    ImagePushed,
+    ImagePushRequest,
     RegistryLogin,
 )
 
@@ -59,6 +70,60 @@ class ImageCalls:
         info: ImageInfo = await self._with_progress("image.pull", request, progress)
         return info
 
+    async def push_image(
+        self,
+        ref: str,
+        destination: str,
+        *,
+        login: RegistryLogin | None = None,
+        plain_http: bool = False,
+        progress: Progress | None = None,
+    ) -> ImagePushed:
+        """Put an image of the node into `docker://HOST[:PORT]/NAME:TAG`, `oci:DIR[:TAG]` or `oci-archive:FILE[:TAG]`, as
+        container engines take it; paths are the node's and absolute. What is there already is not sent again.
+        `plain_http` is for registries on the node itself.
+
+        :raises ImageNotFoundError: the node has no such image.
+        :raises UnauthenticatedError, PermissionDeniedError: the registry wants other credentials.
+        :raises InvalidArgumentError: a name in the image cannot be in a layer, or the destination is none.
+        :raises ConflictError: not all of the image's data is on the node; `fetch_image` has it come.
+        """
+        request = ImagePushRequest(ref, destination, login, plain_http)
+        pushed: ImagePushed = await self._with_progress("image.push", request, progress)
+        return pushed
+
+    async def export_image(
+        self, ref: str, file: str | os.PathLike[str] | BinaryIO, *, progress: Callable[[int], None] | None = None
+    ) -> int:
+        """Write an image's whole tree as a tar: into a local file of that name, which is there when all of it is, or into
+        one that is open for writing. Returns its size in bytes; `progress` is told it as it grows.
+
+        :raises ImageNotFoundError: the node has no such image.
+        :raises ConflictError: not all of the image's data is on the node.
+        :raises FileOperationError: the file cannot be written.
+        """
+        exchange = await self._channel.stream("image.export", ImageExportRequest(ref), (STDOUT,))
+        return await export(exchange, "image.export", file, progress)
+
+    async def diff_images(self, a: str, b: str) -> AsyncGenerator[Change]:
+        """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is no
+        change; of a directory that is gone only itself is told.
+
+        :raises ImageNotFoundError: the node has no such image.
+        """
+        exchange = await self._channel.stream("image.diff", ImageDiffRequest(a, b), (STDOUT,))
+        async with aclosing(read_changes(exchange, "image.diff")) as changes:
+            async for change in changes:
+                yield change
+
+    async def image_history(self, ref: str) -> ImageHistory:
+        """How the layers of an image came to be.
+
+        :raises ImageNotFoundError: the node has no such image.
+        """
+        history: ImageHistory = await self._channel.call("image.history", ImageNameRequest(ref), repeatable=True)
+        return history
+
     async def publish_image(self, ref: str, *, progress: Progress | None = None) -> ImagePublished:
         """Put an image into the node's shared store, under the same name. What the store has is not sent again.
 
@@ -89,9 +154,17 @@ class ImageCalls:
     async def _with_progress(self, method: str, request: msgspec.Struct, progress: Progress | None) -> Any:
         """A call that may take long, as long as it tells of progress."""
 
-        def tell(payload: bytes) -> None:
-            if progress is not None:
-                progress(_decode_progress(payload))
-
-        answer = await self._channel.collect(method, request, timeout=SILENCE_S, extend=True, on_event=tell)
+        answer = await self._channel.collect(
+            method, request, timeout=SILENCE_S, extend=True, on_event=telling(progress)
+        )
         return answer.value
+
+
+def telling(progress: Progress | None) -> Callable[[bytes], None]:
+    """What hands the events of a call to `progress`."""
+
+    def tell(payload: bytes) -> None:
+        if progress is not None:
+            progress(_decode_progress(payload))
+
+    return tell

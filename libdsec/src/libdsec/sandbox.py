@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
+from ._changes import read_changes
 from ._logged import Logged
 from ._results import collected_result
 from ._steps.track import Track
 from ._timeouts import answer_timeout, checked_timeout
 from .files import Files
+from .images import SILENCE_S, Progress, telling
 from .process import Process
 from .protocol.calls import LogEntry, LogRequest, SandboxRequest
+from .protocol.environment import LayerKind
 from .protocol.errors import DSecError, InvalidArgumentError
 from .protocol.exec import ExecRequest, ExecResult, OutputLimit
 from .protocol.frames import STDERR, STDOUT
+from .protocol.images import Change, PackDiffRequest, PackedDiff, SandboxDiffRequest, ScrubRule
 from .protocol.spec import SandboxInfo
 from .session import Session
 
@@ -177,6 +182,47 @@ class Sandbox(Logged):
             "sandbox.resume", SandboxRequest(self.id), timeout=_PAUSE_S, repeatable=True
         )
         return info
+
+    async def pack_diff(
+        self,
+        ref: str,
+        kind: LayerKind = "workspace",
+        *,
+        scrub: bool = True,
+        rules: Sequence[ScrubRule] = (),
+        publish: bool = False,
+        progress: Progress | None = None,
+        key: str | None = None,
+    ) -> PackedDiff:
+        """Make an image of what was written in it: a `workspace` (its workspace's layers and the diff), a `toolkit`
+        (the diff alone) or a `base` (everything below, and the diff). The sandbox stands still while that is read and
+        goes on afterwards; one that is paused stays so.
+
+        Caches, histories, logs and keys are left out (`scrub`; docs/packing.md has the rules) and so is what `rules`
+        name; the answer lists it. `publish` puts the image into the node's shared store too.
+        :raises AlreadyExistsError: the name is taken; published images never change.
+        :raises InvalidArgumentError: something in it cannot be in an image (says which path), or a rule is none.
+        :raises SandboxStateError, SandboxFailedError: it has ended, or was ended meanwhile.
+        :raises CapacityError: the node's disk is full; the sandbox goes on.
+        :raises UnsupportedOperationError: it is to be published, and the node has no shared store.
+        """
+        request = PackDiffRequest(self.id, ref, kind, scrub, tuple(rules), publish)
+        answer = await self._track.collect(
+            "sandbox.pack_diff", request, timeout=SILENCE_S, extend=True, key=key, on_event=telling(progress)
+        )
+        packed: PackedDiff = answer.value
+        return packed
+
+    async def diff(self) -> AsyncIterator[Change]:
+        """What was written in it, in the order of paths: a directory before what is in it. All of one moment, for which
+        the sandbox stands still. It is no step: each time it is asked anew.
+
+        :raises OutcomeUnknownError: the connection was lost.
+        """
+        exchange = await self._track.channel.stream("sandbox.diff", SandboxDiffRequest(self.id), (STDOUT,))
+        async with aclosing(read_changes(exchange, "sandbox.diff")) as changes:
+            async for change in changes:
+                yield change
 
     async def stop(self) -> SandboxInfo:
         """Stop it for good and give back all it used. Again is fine."""

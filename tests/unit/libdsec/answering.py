@@ -7,15 +7,19 @@ from collections.abc import Callable
 
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.protocol.calls import STEPS, Empty
+from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerInfo
 from libdsec.protocol.exec import ExecAnswer, SessionInfo
 from libdsec.protocol.files import FileAnswer, FileInfo
 from libdsec.protocol.frames import STDOUT
+from libdsec.protocol.images import PackedDiff
 from libdsec.protocol.spec import SandboxInfo, SandboxSpec
 from libdsec.testing import FakeCall, FakeServer
 
 ID = "s" * 24
 INFO = SandboxInfo(ID, SandboxSpec("debian:12"), "running", None, 0.0, 0.0, "n")
 ARGS = DSecContainerRunArgs(container_image="debian:12")
+LAYER = LayerInfo("sha256:" + "0" * 64, 4096, 4096, 0)
+PACKED = PackedDiff(ImageInfo("a:1", "workspace", (LAYER,), ImageConfig(), 0.0), LAYER, (), 0, 0)
 ENTRY = FileInfo("f", "file", 1, 0o644, 0, 0, 0)
 
 
@@ -33,6 +37,7 @@ def answer_all(server: FakeServer) -> None:
             "session.run": ExecAnswer("exited", 0),
             "session.open": SessionInfo(4, 100),
             "session.close": Empty(),
+            "sandbox.pack_diff": PACKED,
         }.get(call.method, INFO if call.method.startswith("sandbox.") else FileAnswer(info=ENTRY))
 
     for method in STEPS:

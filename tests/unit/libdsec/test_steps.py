@@ -41,6 +41,7 @@ async def everything(sandbox: Sandbox, directory: str) -> None:
     async with await sandbox.exec_stream(["true"]) as process:
         await process.wait()
     await sandbox.info()
+    await sandbox.pack_diff("a:1")
     await sandbox.pause()
     await sandbox.resume()
     await sandbox.stop()

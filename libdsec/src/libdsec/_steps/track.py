@@ -12,7 +12,7 @@ import msgspec
 
 from .._transport.channel import DEFAULT_TIMEOUT_S, Channel, Sending
 from .._transport.codec import Codec, codec
-from .._transport.exchange import Answer
+from .._transport.exchange import Answer, EventHandler
 from .._transport.outage import Outage
 from .._transport.streaming import Streaming
 from ..protocol.errors import DSecError, InvalidArgumentError, LeaseLostError, UnavailableError
@@ -130,15 +130,17 @@ class Track:
         bound: int = 0,
         repeatable: bool = False,
         key: str | None = None,
+        on_event: EventHandler | None = None,
     ) -> Answer:
-        """The answer of a call with its output, as `Channel.collect`: recorded, or given now and recorded.
+        """The answer of a call with its output, as `Channel.collect`: recorded, or given now and recorded. Of a
+        recorded one there are no events.
 
         :raises ReplayDivergedError: another call is recorded at this step.
         :raises OutcomeUnknownError: of the call, or of the recorded step.
         :raises UnsupportedOperationError: the recorded step cannot be replayed.
         :raises LeaseLostError: somebody else holds the log now.
         """
-        return await self.end(await self.begin(method, args, key), timeout, extend, stdin, bound, repeatable)
+        return await self.end(await self.begin(method, args, key), timeout, extend, stdin, bound, repeatable, on_event)
 
     async def stream(self, method: str, args: msgspec.Struct, streams: tuple[int, ...]) -> Streaming:
         """A call with data under way both ways, which cannot be replayed.
@@ -221,12 +223,14 @@ class Track:
         stdin: bytes | None = None,
         bound: int = 0,
         repeatable: bool = False,
+        on_event: EventHandler | None = None,
     ) -> Answer:
         """The answer of a call that has its place. As `collect`."""
         if begun.step is not None:
             with self.reading(begun):
                 return await self.recording.answer(begun.how, begun.step, stdin)
-        sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable or begun.tag.n > 0)
+        repeatable = repeatable or begun.tag.n > 0
+        sending = Sending(begun.how, begun.payload, timeout, extend, stdin, bound, repeatable, on_event)
         if begun.tag.again:
             return await self._send_again(begun, sending)
         return await self._send(begun, sending)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from .. import sandbox as aio
+from ..protocol.images import Change
 from .files import Files
 from .logged import Logged
-from .portal import Portal, blocking
+from .portal import Portal, blocking, iterated
 from .process import Process
 from .session import Session
 
@@ -28,7 +29,16 @@ class Sandbox(Logged):
     logs = blocking(aio.Sandbox.logs)
     pause = blocking(aio.Sandbox.pause)
     resume = blocking(aio.Sandbox.resume)
+    pack_diff = blocking(aio.Sandbox.pack_diff)
     stop = blocking(aio.Sandbox.stop)
+
+    def diff(self) -> Iterator[Change]:
+        """What was written in it, in the order of paths: a directory before what is in it. All of one moment, for which
+        the sandbox stands still. It is no step: each time it is asked anew.
+
+        :raises OutcomeUnknownError: the connection was lost.
+        """
+        return iterated(self._portal, self._twin.diff())
 
     def exec_stream(
         self,
