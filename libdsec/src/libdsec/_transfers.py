@@ -103,7 +103,7 @@ class Transfers:
     ) -> Transfer:
         async with await self._download(method, request, *before) as download:
             # not in a thread: one that a cancel leaves behind would make the file, and nobody would know of it
-            saving = _Saving(target, mode)
+            saving = Saving(target, mode)
             try:
                 async for chunk in download:
                     if saving.size + len(chunk) > limit:
@@ -139,7 +139,7 @@ class Transfers:
         return Download(await self._track.start(begun, (STDOUT,)))
 
 
-class _Saving:
+class Saving:
     """A local file that appears under its name only when it is whole."""
 
     def __init__(self, target: str, mode: int) -> None:

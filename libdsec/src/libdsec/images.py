@@ -79,9 +79,9 @@ class ImageCalls:
         plain_http: bool = False,
         progress: Progress | None = None,
     ) -> ImagePushed:
-        """Put an image of the node into `docker://HOST[:PORT]/NAME:TAG`, `oci:DIR[:TAG]` or `oci-archive:FILE[:TAG]`, as
-        container engines take it; paths are the node's and absolute. What is there already is not sent again.
-        `plain_http` is for registries on the node itself.
+        """Put an image of the node where container engines take it from: `docker://HOST[:PORT]/NAME:TAG`,
+        `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`; paths are the node's and absolute. What is there already is not sent
+        again. `plain_http` is for registries on the node itself.
 
         :raises ImageNotFoundError: the node has no such image.
         :raises UnauthenticatedError, PermissionDeniedError: the registry wants other credentials.
@@ -95,8 +95,8 @@ class ImageCalls:
     async def export_image(
         self, ref: str, file: str | os.PathLike[str] | BinaryIO, *, progress: Callable[[int], None] | None = None
     ) -> int:
-        """Write an image's whole tree as a tar: into a local file of that name, which is there when all of it is, or into
-        one that is open for writing. Returns its size in bytes; `progress` is told it as it grows.
+        """Write an image's whole tree as a tar: into a local file of that name, which is there when all of it is, or
+        into one that is open for writing. Returns its size in bytes; `progress` is told it as it grows.
 
         :raises ImageNotFoundError: the node has no such image.
         :raises ConflictError: not all of the image's data is on the node.
@@ -106,8 +106,8 @@ class ImageCalls:
         return await export(exchange, "image.export", file, progress)
 
     async def diff_images(self, a: str, b: str) -> AsyncGenerator[Change]:
-        """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is no
-        change; of a directory that is gone only itself is told.
+        """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is
+        no change; of a directory that is gone only itself is told.
 
         :raises ImageNotFoundError: the node has no such image.
         """

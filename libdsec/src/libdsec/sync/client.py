@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
@@ -11,8 +11,9 @@ from .._transport.channel import RECONNECT_TIMEOUT_S
 from .._transport.endpoint import Endpoint
 from ..args import DSecContainerRunArgs
 from ..protocol.errors import ClientClosedError
+from ..protocol.images import Change
 from ..sandbox import NO_ENV
-from .portal import Portal, Twin, blocking
+from .portal import Portal, Twin, blocking, iterated
 from .rollout import JobLease, Rollout
 from .sandbox import Sandbox
 
@@ -53,6 +54,9 @@ class DSecClient(Twin):
     remove_image = blocking(aio.DSecClient.remove_image)
     verify_image = blocking(aio.DSecClient.verify_image)
     pull_image = blocking(aio.DSecClient.pull_image)
+    push_image = blocking(aio.DSecClient.push_image)
+    export_image = blocking(aio.DSecClient.export_image)
+    image_history = blocking(aio.DSecClient.image_history)
     publish_image = blocking(aio.DSecClient.publish_image)
     pin_image = blocking(aio.DSecClient.pin_image)
     collect_images = blocking(aio.DSecClient.collect_images)
@@ -140,6 +144,14 @@ class DSecClient(Twin):
         job is orphaned, paused `pause_after` and stopped `stop_after` seconds later."""
         holding = self._twin.hold_job(job, lease=lease, pause_after=pause_after, stop_after=stop_after)
         return JobLease(self._portal, holding)
+
+    def diff_images(self, a: str, b: str) -> Iterator[Change]:
+        """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is
+        no change; of a directory that is gone only itself is told.
+
+        :raises ImageNotFoundError: the node has no such image.
+        """
+        return iterated(self._portal, self._twin.diff_images(a, b))
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
         """The handle of an id, without asking whether there is such a sandbox. `attach` gives one that replays."""

@@ -1,0 +1,65 @@
+"""A stream of a call into a local file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import BinaryIO
+
+from ._transfers import Saving
+from ._transport.codec import codec
+from ._transport.streaming import Streaming
+from .protocol.errors import ClientClosedError
+from .protocol.frames import STDOUT
+
+_SILENCE_S = 900.0
+_MODE = 0o644
+
+
+async def export(
+    exchange: Streaming, method: str, file: str | os.PathLike[str] | BinaryIO, progress: Callable[[int], None] | None
+) -> int:
+    """All that comes on stream 2: into a file of that name, which is there when all of it is, or into one that is open.
+    Returns the number of bytes.
+
+    :raises DSecError: how the call ended.
+    :raises FileOperationError: the file cannot be written.
+    """
+    if not isinstance(file, str | os.PathLike):
+        return await _write_all(exchange, method, file, progress)
+    # not in a thread: one that a cancel leaves behind would make the file, and nobody would know of it
+    saving = Saving(os.fspath(file), _MODE)
+    try:
+        async with aclosing(_pieces(exchange, method)) as pieces:
+            async for piece in pieces:
+                saving.write(piece)
+                if progress is not None:
+                    progress(saving.size)
+        saving.commit()
+    finally:
+        saving.close()
+    return saving.size
+
+
+async def _write_all(exchange: Streaming, method: str, file: BinaryIO, progress: Callable[[int], None] | None) -> int:
+    size = 0
+    async with aclosing(_pieces(exchange, method)) as pieces:
+        async for piece in pieces:
+            # a pipe may take its time
+            await asyncio.to_thread(file.write, piece)
+            size += len(piece)
+            if progress is not None:
+                progress(size)
+    await asyncio.to_thread(file.flush)
+    return size
+
+
+async def _pieces(exchange: Streaming, method: str) -> AsyncGenerator[bytes]:
+    try:
+        while (piece := await exchange.incoming[STDOUT].get(_SILENCE_S)) is not None:
+            yield piece
+        codec(method).decode(await exchange.answer(_SILENCE_S))
+    finally:
+        exchange.abandon(ClientClosedError("cannot go on: this export was left"))
