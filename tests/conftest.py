@@ -63,6 +63,9 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "fsck.erofs": lambda: shutil.which("fsck.erofs") is not None,
     "mkfs.ext4": lambda: shutil.which("mkfs.ext4") is not None,
     "mmdebstrap": lambda: shutil.which("mmdebstrap") is not None,
+    "docker-registry": lambda: shutil.which("docker-registry") is not None,
+    "skopeo": lambda: shutil.which("skopeo") is not None,
+    "umoci": lambda: shutil.which("umoci") is not None,
     "cc": lambda: shutil.which("cc") is not None,
     "cgroup-v1": lambda: Path("/sys/fs/cgroup/memory/cgroup.procs").exists(),
 }

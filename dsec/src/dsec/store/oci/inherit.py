@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import mmap
 import os
+import stat
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,7 @@ from dsec.store.tree import Node, Tree, invalid, is_opaque, is_whiteout
 from libdsec.protocol.errors import IntegrityError
 
 SUFFIX: Final = ".inherited"
+MAX_LINKS: Final = 40
 
 _Place = tuple[Image, int]
 _At = list[_Place] | Node | None
@@ -35,14 +37,16 @@ def inherit(build: LayerBuild, below: Sequence[str]) -> LayerBuild:
     """The layer with its implied directories as they are in the layers below, whose metadata images are given, lowest
     first. The same layer where that changes nothing.
 
-    :raises InvalidArgumentError: such a directory is no directory below.
+    :raises InvalidArgumentError: such a directory is no directory below, and no link to one.
     """
     stack = _Stack(below)
-    described = {path: node for path in build.implied if (node := stack.directory(path)) is not None}
-    if not described:
+    implied = [path for path in build.implied if stack.shows(path)]
+    if not implied:
         return build
     tree = Tree()
-    tree.root = _read(build, described)
+    tree.root = _read(build)
+    _settle(tree.root, stack, implied)
+    _count_names(tree.root)
     image, inodes = build_metadata(tree, build.data_size // BLOCK_SIZE, b"".join(build.chunk_digests))
     with open(build.metadata_path + SUFFIX, "xb") as file:
         file.write(image)
@@ -59,18 +63,101 @@ def inherit(build: LayerBuild, below: Sequence[str]) -> LayerBuild:
     )
 
 
+def _settle(root: Node, stack: _Stack, implied: list[bytes]) -> None:
+    """Describe these directories, parents first. What lies in one that is a link below goes where the link leads, as it
+    does when it is unpacked there."""
+    while implied:
+        path = implied.pop(0)
+        like = stack.node(path)
+        if like is None:
+            continue
+        node = _find(root, path)
+        assert node is not None
+        if like.children is not None:
+            _describe(node, like)
+        else:
+            to = stack.resolve(path)
+            if to is None:
+                raise invalid(path, "names lie in it, but in the layers below it is no directory and leads to none")
+            _take_out(root, path)
+            made = _put_in(root, to, node)
+            implied = [to + rest.removeprefix(path) if rest.startswith(path + b"/") else rest for rest in implied]
+            implied = sorted({*implied, *made})
+
+
+def _take_out(root: Node, path: bytes) -> None:
+    parent, _, name = path.rpartition(b"/")
+    directory = _find(root, parent)
+    assert directory is not None
+    assert directory.children is not None
+    del directory.children[name]
+
+
+def _put_in(root: Node, path: bytes, moved: Node) -> list[bytes]:
+    """Put what a directory has into the one at `path`; directories that had to be made for that."""
+    made: list[bytes] = []
+    node = root
+    at = b""
+    for name in path.split(b"/") if path else ():
+        at = at + b"/" + name if at else name
+        assert node.children is not None
+        child = node.children.get(name)
+        if child is None:
+            child = node.children[name] = Node(stat.S_IFDIR | 0o755)
+            made.append(at)
+        if child.children is None:
+            raise invalid(at, "names of the layer lie in it through a link below, and it is no directory")
+        node = child
+    assert node.children is not None
+    assert moved.children is not None
+    for name, child in moved.children.items():
+        if name in node.children:
+            raise invalid(path + b"/" + name, "the layer has it twice, once through a link of the layers below")
+        node.children[name] = child
+    marks = {pair for pair in moved.xattrs if pair[0].startswith(OVERLAY_PREFIX)}
+    node.xattrs = tuple(sorted({*node.xattrs, *marks}))
+    return made
+
+
 class _Stack:
     def __init__(self, below: Sequence[str]) -> None:
         images = [Image(_mapped(path)) for path in reversed(below)]
         self._at: dict[bytes, _At] = {b"": [(image, image.root_nid) for image in images]}
         self._listed: dict[tuple[int, int], dict[bytes, int]] = {}
 
-    def directory(self, path: bytes) -> Node | None:
-        """The directory that the stack shows at `path`, None where it shows nothing."""
+    def shows(self, path: bytes) -> bool:
+        return self._look(path) is not None
+
+    def node(self, path: bytes) -> Node | None:
+        """What the stack shows at `path`, None where it shows nothing."""
         found = self._look(path)
-        if isinstance(found, Node):
-            raise invalid(path, "names lie in it, but in the layers below it is no directory")
-        return found[0][0].node(found[0][1]) if found else None
+        return found[0][0].node(found[0][1]) if isinstance(found, list) else found
+
+    def resolve(self, path: bytes) -> bytes | None:
+        """The directory that a path leads to by links, which cannot lead out of the root. None: it leads to none."""
+        names = path.split(b"/")[::-1]
+        at: list[bytes] = []
+        links = 0
+        while names:
+            name = names.pop()
+            if name in (b"", b"."):
+                continue
+            if name == b"..":
+                del at[-1:]
+                continue
+            found = self.node(b"/".join([*at, name]))
+            if found is not None and stat.S_ISLNK(found.mode):
+                links += 1
+                if links > MAX_LINKS:
+                    return None
+                names += found.target.split(b"/")[::-1]
+                if found.target.startswith(b"/"):
+                    at = []
+            elif found is None or found.children is None:
+                return None
+            else:
+                at.append(name)
+        return b"/".join(at)
 
     def _look(self, path: bytes) -> _At:
         if path not in self._at:
@@ -100,8 +187,15 @@ class _Stack:
         return self._listed[key]
 
 
-def _read(build: LayerBuild, described: dict[bytes, Node]) -> Node:
-    """The layer's tree, with these directories as described."""
+def _find(root: Node, path: bytes) -> Node | None:
+    node: Node | None = root
+    for name in path.split(b"/") if path else ():
+        node = None if node is None or node.children is None else node.children.get(name)
+    return node
+
+
+def _read(build: LayerBuild) -> Node:
+    """The layer's tree; names are not counted."""
     directories: dict[bytes, dict[bytes, Node]] = {}
     root: Node | None = None
     for path, node, _ in Image(_mapped(build.metadata_path)).walk():
@@ -113,13 +207,17 @@ def _read(build: LayerBuild, described: dict[bytes, Node]) -> Node:
             directories[parent][name] = node
         if node.children is not None:
             directories[path] = node.children
-        if (like := described.get(path)) is not None:
-            _describe(node, like)
     assert root is not None
-    for children in directories.values():
-        for node in children.values():
-            node.nlink += 1
     return root
+
+
+def _count_names(root: Node) -> None:
+    pending = [root]
+    while pending:
+        for node in (pending.pop().children or {}).values():
+            node.nlink += 1
+            if node.children is not None:
+                pending.append(node)
 
 
 def _describe(node: Node, like: Node) -> None:
