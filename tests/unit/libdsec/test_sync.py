@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 
 import pytest
@@ -48,7 +49,7 @@ def test_twins_have_the_same_methods(aio, sync):
             continue
         ours, theirs = inspect.signature(getattr(aio, name)), inspect.signature(getattr(sync, name))
         assert list(ours.parameters.values()) == list(theirs.parameters.values()), name
-        returned = str(ours.return_annotation).replace("AsyncIterator", "Iterator")
+        returned = re.sub("Async(Iterator|Generator)", "Iterator", str(ours.return_annotation))
         assert returned == theirs.return_annotation, name
         assert getattr(sync, name).__doc__.replace("`with", "`async with") == getattr(aio, name).__doc__, name
 

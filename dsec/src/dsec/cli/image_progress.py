@@ -10,7 +10,14 @@ from libdsec.protocol.environment import BuildProgress
 
 from .output import amount
 
-_STAGES = {"fetch": "fetching", "write": "writing layers", "publish": "publishing"}
+_STAGES = {
+    "fetch": "fetching",
+    "write": "writing layers",
+    "merge": "merging layers",
+    "pack": "packing layers",
+    "send": "sending",
+    "publish": "publishing",
+}
 
 
 @contextlib.contextmanager
