@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import stat
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
-from dsec.store.build import build_layer
+from dsec.store.digest import chunk_digest, layer_digest
 from dsec.store.local import LocalStore
-from dsec.store.records import ImageRecord, LayerRecord
+from dsec.store.records import DATA_NAME, METADATA_NAME, ImageRecord, LayerFile, LayerRecord
 from dsec.store.remote.objects import Objects, Patience
 from dsec.store.remote.opening import open_store
 from dsec.store.remote.shared import SharedStore
-from dsec.store.sources import MemorySource
-from dsec.store.sources.base import Entry
-from dsec.store.sources.memory import BytesContent
-from dsec.store.tree import Node
 from libdsec.protocol.environment import ImageConfig
 
 IMPATIENT = Patience(attempt_s=5.0, attempts=2, backoff_s=0.0)
@@ -26,18 +23,23 @@ CHUNK = 256 * 1024
 
 def noise(seed: int, size: int = CHUNK) -> bytes:
     """Bytes that no compressor makes smaller."""
-    import random
-
     return random.Random(seed).randbytes(size)
 
 
 def put_image(local: LocalStore, ref: str, *datas: bytes, at: float = 1.0) -> ImageRecord:
-    """An image with a layer for each of `datas`, which its one file has."""
+    """An image with a layer for each of `datas`, which its data file is, byte for byte; no kernel would mount it."""
     with local.taking() as taken, local.build_directory() as directory:
         layers = []
-        for number, data in enumerate(datas):
-            entry = Entry(b"file", Node(stat.S_IFREG | 0o644), BytesContent(data))
-            layers.append(taken.take(build_layer(MemorySource([entry]), directory, f"layer{number}")))
+        for data in datas:
+            files = {METADATA_NAME: f"{directory}/metadata", DATA_NAME: f"{directory}/data"}
+            metadata = b"metadata " * 500 + chunk_digest(data)
+            Path(files[METADATA_NAME]).write_bytes(metadata)
+            Path(files[DATA_NAME]).write_bytes(data)
+            digests = [chunk_digest(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+            own = hashlib.sha256(metadata).digest()
+            digest = layer_digest(own, digests)
+            file = LayerFile(1, 1, digest, own, len(metadata), len(data), CHUNK, b"".join(digests), 1)
+            layers.append(taken.add(file, files))
         return local.publish_image(ImageRecord(ref, "base", tuple(layers), ImageConfig({"A": "1"}), at))
 
 
@@ -88,4 +90,6 @@ def quiet(_: object) -> None:
     """No progress."""
 
 
-Quiet = Callable[[object], None]
+def write(path: str, content: bytes) -> None:
+    """For tests that are coroutines."""
+    Path(path).write_bytes(content)

@@ -82,7 +82,7 @@ def gc(
 ) -> None:
     """Forget images that the shared store has, the longest unused first. They come again when they are asked for.
 
-    What a sandbox uses, what is pinned, and what only this node has stays.
+    What a sandbox uses or was to use within the last half minute, what is pinned, and what only this node has stays.
 
     \b
     dsec image gc --dry-run

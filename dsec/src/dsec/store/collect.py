@@ -71,7 +71,9 @@ def plan(
 def _why(used_at: float | None, now: float) -> str:
     if not used_at:
         return "the shared store has it, and no sandbox used it"
-    return f"the shared store has it, and no sandbox used it for {max(0.0, now - used_at) / 3600:.1f} h"
+    hours = max(0.0, now - used_at) / 3600
+    since = f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
+    return f"the shared store has it, and no sandbox used it for {since}"
 
 
 class Collector:

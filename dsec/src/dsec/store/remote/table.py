@@ -34,7 +34,7 @@ MAX_METADATA_BYTES = 512 * 1024 * 1024
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 4096, 1 << 24
 
 _MAGIC = b"dsec layer table"
-_HEADER = struct.Struct("<16sIIIIIIQQQ32s16x")
+_HEADER = struct.Struct("<16sIIIIIIQQQ32s32x")
 _PACK = struct.Struct("<32sQ")
 _PLACE = struct.Struct("<IIII")
 

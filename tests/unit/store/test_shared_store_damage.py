@@ -1,0 +1,395 @@
+"""A store that is damaged, hostile, slow or full: an error that says so, never a wrong byte, nothing half published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published import (
+    CHUNK,
+    IMPATIENT,
+    data_of,
+    node,
+    noise,
+    objects_in,
+    open_impatient,
+    put_image,
+    quiet,
+    read_chunks,
+    write,
+)
+
+from dsec.store.digest import chunk_digest
+from dsec.store.local import LocalStore
+from dsec.store.records import LayerRecord
+from dsec.store.remote import beside, chunks
+from dsec.store.remote.chunks import zstd
+from dsec.store.remote.known import pieces
+from dsec.store.remote.manifest import MAX_MANIFEST_BYTES
+from dsec.store.remote.objects import Objects
+from dsec.store.remote.shared import SharedStore
+from dsec.store.verify import read_layer_file
+from libdsec.protocol.errors import (
+    CapacityError,
+    ConflictError,
+    DSecError,
+    ImageNotFoundError,
+    IntegrityError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
+
+DATA = noise(1) + bytes(2 * CHUNK) + noise(2) + b"text " * 200_000
+
+
+@pytest.fixture
+def shared_dir(tmp_path: Path) -> Path:
+    """A store that has `app:v1`."""
+
+    async def fill() -> None:
+        with node(tmp_path / "maker", open_impatient(str(tmp_path / "shared"))) as (local, shared):
+            put_image(local, "app:v1", DATA)
+            await shared.publish("app:v1", quiet)
+
+    asyncio.run(fill())
+    return tmp_path / "shared"
+
+
+def one(directory: Path, kind: str) -> Path:
+    """Its manifest, table, metadata or (first) pack."""
+    pattern = {"manifest": "names/*/*/*", "table": "layers/*/layer", "metadata": "layers/*/*.zst", "pack": "packs/*/*"}
+    return sorted(directory.glob(pattern[kind]))[0]
+
+
+def untouched(local: LocalStore) -> bool:
+    """Nothing of a resolve that failed is left."""
+    return (
+        os.listdir(local.layers_dir) == []
+        and os.listdir(os.path.join(local.state_dir, "building")) == []
+        and not local.catalogue.list()
+    )
+
+
+async def resolve_fails(tmp_path: Path, directory: Path, expected: type[DSecError], match: str | None = None) -> None:
+    with node(tmp_path / "reader", open_impatient(str(directory))) as (local, reader):
+        with pytest.raises(expected, match=match):
+            await reader.resolve("app:v1")
+        assert untouched(local)
+
+
+def manifest_with(**fields: object) -> Callable[[bytes], bytes]:
+    return lambda content: msgspec.json.encode({**msgspec.json.decode(content), **fields})
+
+
+def layer_with(**fields: object) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        manifest = msgspec.json.decode(content)
+        manifest["layers"][0].update(fields)
+        return msgspec.json.encode(manifest)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda content: content[:-9], IntegrityError),
+        (lambda content: b"", IntegrityError),
+        (lambda content: b"\xff" * 100, IntegrityError),
+        (lambda content: b"[" * 100_000, IntegrityError),
+        (lambda content: b" " * (MAX_MANIFEST_BYTES + 1), IntegrityError),
+        (manifest_with(ref="app:v2"), IntegrityError),
+        (manifest_with(schema=2), UnsupportedOperationError),
+        (manifest_with(kind="other"), IntegrityError),
+        (manifest_with(layers=[]), IntegrityError),
+        (manifest_with(layers="none"), IntegrityError),
+        (manifest_with(config={"env": 1}), IntegrityError),
+        (layer_with(digest="sha256:../../etc/passwd"), IntegrityError),
+        (layer_with(digest="sha256:" + "0" * 64), IntegrityError),
+        (layer_with(data_bytes=1), IntegrityError),
+        (layer_with(data_bytes=-1), IntegrityError),
+        (layer_with(files=2**80), IntegrityError),
+        (layer_with(metadata_digest="0" * 64), IntegrityError),
+    ],
+)
+async def test_a_damaged_manifest(
+    tmp_path: Path, shared_dir: Path, change: Callable[[bytes], bytes], expected: type[DSecError]
+) -> None:
+    manifest = one(shared_dir, "manifest")
+    manifest.write_bytes(change(manifest.read_bytes()))
+    await resolve_fails(tmp_path, shared_dir, expected)
+
+
+async def test_a_manifest_with_more_layers_than_a_sandbox_can_have(tmp_path: Path, shared_dir: Path) -> None:
+    manifest = one(shared_dir, "manifest")
+    content = msgspec.json.decode(manifest.read_bytes())
+    content["layers"] *= 1000
+    manifest.write_bytes(msgspec.json.encode(content))
+    await resolve_fails(tmp_path, shared_dir, IntegrityError, "length <= 128")
+
+
+@pytest.mark.parametrize("kind", ["table", "metadata"])
+async def test_a_layer_of_which_something_is_missing(tmp_path: Path, shared_dir: Path, kind: str) -> None:
+    one(shared_dir, kind).unlink()
+    await resolve_fails(tmp_path, shared_dir, IntegrityError, "missing")
+
+
+async def test_a_table_that_is_too_large_is_not_read(tmp_path: Path, shared_dir: Path) -> None:
+    with one(shared_dir, "table").open("r+b") as file:
+        file.truncate(1 << 40)
+    await resolve_fails(tmp_path, shared_dir, IntegrityError, "more than")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+        lambda content: content + content,
+        lambda content: b"",
+        lambda content: zstd.compress(b"another image"),
+        lambda content: zstd.compress(bytes(300 << 20)),
+    ],
+)
+async def test_damaged_metadata(tmp_path: Path, shared_dir: Path, change: Callable[[bytes], bytes]) -> None:
+    metadata = one(shared_dir, "metadata")
+    metadata.write_bytes(change(metadata.read_bytes()))
+    await resolve_fails(tmp_path, shared_dir, IntegrityError, "metadata")
+
+
+async def verified(shared: SharedStore, layer: LayerRecord) -> list[int]:
+    """Fetches all, and holds each chunk against its digest, as the loader does. Chunks that are right."""
+    digests = pieces(read_layer_file(layer).chunk_digests)
+    right = []
+
+    def deliver(chunk: int, content: bytes) -> None:
+        assert len(content) <= CHUNK
+        if chunk_digest(content) == digests[chunk]:
+            right.append(chunk)
+
+    source = shared.open_source(layer)
+    for chunk in range(source.chunks):
+        with contextlib.suppress(IntegrityError):
+            await source.fetch(chunk, 1, deliver)
+    return right
+
+
+@pytest.mark.parametrize("length", [0, 100, 300_000])
+async def test_a_truncated_pack(tmp_path: Path, shared_dir: Path, length: int) -> None:
+    with one(shared_dir, "pack").open("r+b") as file:
+        file.truncate(length)
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (_, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        with pytest.raises(IntegrityError, match="ends before"):
+            await read_chunks(reader, layer)
+        # what lies before the cut, and nowhere, is right
+        right = await verified(reader, layer)
+        assert 1 in right
+        assert (0 in right) == (length > CHUNK)
+
+
+async def test_a_missing_pack(tmp_path: Path, shared_dir: Path) -> None:
+    one(shared_dir, "pack").unlink()
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (_, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        with pytest.raises(IntegrityError, match="missing"):
+            await read_chunks(reader, layer)
+
+
+async def test_a_pack_whose_chunks_changed_places(tmp_path: Path, shared_dir: Path) -> None:
+    pack = one(shared_dir, "pack")
+    content = pack.read_bytes()
+    pack.write_bytes(content[CHUNK : 2 * CHUNK] + content[:CHUNK] + content[2 * CHUNK :])
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (_, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        right = await verified(reader, layer)
+        assert 0 not in right
+        assert 3 not in right
+        assert 1 in right
+
+
+def test_a_chunk_never_becomes_more_than_a_chunk() -> None:
+    bomb = zstd.compress(bytes(256 << 20))
+    with pytest.raises(IntegrityError, match="has not the 262144 bytes"):
+        chunks.decode_chunk(memoryview(bomb), chunks.ZSTD, CHUNK)
+    for wrong in (b"", b"noise", zstd.compress(bytes(CHUNK - 1)), zstd.compress(bytes(CHUNK))[:-1]):
+        with pytest.raises(IntegrityError):
+            chunks.decode_chunk(memoryview(wrong), chunks.ZSTD, CHUNK)
+    assert chunks.decode_chunk(memoryview(zstd.compress(bytes(CHUNK))), chunks.ZSTD, CHUNK) == bytes(CHUNK)
+
+
+async def test_chunks_that_a_layer_has_not(tmp_path: Path, shared_dir: Path) -> None:
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (_, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        source = reader.open_source(layer)
+        for first, count in ((0, source.chunks + 1), (-1, 1), (source.chunks, 1), (0, -1)):
+            with pytest.raises(InvalidArgumentError):
+                await source.fetch(first, count, lambda *_: None)
+        assert await source.fetch(0, 0, lambda *_: None) == (0, 0)
+
+
+@pytest.mark.parametrize("name", [beside.REMOTE_NAME, beside.TABLE_NAME])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"noise"])
+async def test_what_lies_beside_a_layer_is_checked(
+    tmp_path: Path, shared_dir: Path, name: str, content: bytes | None
+) -> None:
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (_, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        path = Path(layer.directory) / name
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(IntegrityError, match=r"cannot use layer"):
+            reader.open_source(layer)
+
+
+async def test_a_layer_of_another_store(tmp_path: Path, shared_dir: Path) -> None:
+    with node(tmp_path / "reader", open_impatient(str(shared_dir))) as (local, reader):
+        layer = (await reader.resolve("app:v1")).layers[0]
+        elsewhere = SharedStore(open_impatient(str(tmp_path / "elsewhere")), local)
+        with contextlib.closing(elsewhere):
+            with pytest.raises(UnavailableError, match="lies in"):
+                elsewhere.open_source(layer)
+            # and it cannot be sent there, since its data is not here
+            write(layer.data, bytes(layer.data_bytes))
+            with pytest.raises(ConflictError, match="image fetch"):
+                await elsewhere.publish("app:v1", quiet)
+            assert not [name for name in objects_in(tmp_path / "elsewhere") if name.startswith("names")]
+
+
+class FailingObjects(Objects):
+    """A store in which an operation fails, from the n-th on."""
+
+    def fail(self, after: int, error: Exception) -> None:
+        self.left, self.error = after, error
+
+    async def _tried(self, doing, size, ask):  # type: ignore[no-untyped-def]
+        if doing.startswith("write"):
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+        return await super()._tried(doing, size, ask)
+
+
+@pytest.mark.parametrize("after", range(4))
+async def test_a_publish_that_fails_at_any_write(tmp_path: Path, after: int) -> None:
+    inner = open_impatient(str(tmp_path / "shared"))
+    failing = FailingObjects(inner._store, inner.url, directory=inner.directory, patience=IMPATIENT)
+    failing.fail(after, CapacityError("the store is full"))
+    with node(tmp_path / "a", failing) as (local, shared), node(tmp_path / "b", inner) as (_, reader):
+        layer = put_image(local, "app:v1", DATA).layers[0]
+        with pytest.raises(CapacityError):
+            await shared.publish("app:v1", quiet)
+        with pytest.raises(ImageNotFoundError):
+            await reader.resolve("app:v1")
+        failing.fail(99, CapacityError(""))
+        again = await shared.publish("app:v1", quiet)
+        assert (again.chunks_new == 0) == (after > 0)
+        assert await read_chunks(reader, (await reader.resolve("app:v1")).layers[0]) == data_of(layer)
+
+
+async def test_a_canceled_publish_leaves_no_name(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+        put_image(local, "app:v1", b"".join(noise(number) for number in range(40)))
+        publishing = asyncio.ensure_future(shared.publish("app:v1", lambda _: publishing.cancel()))
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        with pytest.raises(ImageNotFoundError):
+            await reader.resolve("app:v1")
+        await shared.publish("app:v1", quiet)
+
+
+async def test_damage_here_is_not_published(tmp_path: Path) -> None:
+    with node(tmp_path / "a", open_impatient(str(tmp_path / "shared"))) as (local, shared):
+        layer = put_image(local, "app:v1", DATA).layers[0]
+        content = bytearray(data_of(layer))
+        content[5] ^= 1
+        write(layer.data, bytes(content))
+        with pytest.raises(IntegrityError, match="chunk 0"):
+            await shared.publish("app:v1", quiet)
+        os.unlink(layer.data)
+        with pytest.raises(IntegrityError, match="cannot read"):
+            await shared.publish("app:v1", quiet)
+        assert objects_in(tmp_path / "shared") == {}
+
+
+@pytest.mark.parametrize("step", ["write_durably", "write_beside"])
+async def test_a_full_disk_while_resolving(
+    tmp_path: Path, shared_dir: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(f"dsec.store.remote.resolve.{step}", full)
+    await resolve_fails(tmp_path, shared_dir, CapacityError, "no room")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Generic LocalFileSystem error: No space left on device (os error 28)", CapacityError),
+        ("Generic LocalFileSystem error: Read-only file system (os error 30)", PermissionDeniedError),
+        ("Generic S3 error: whatever", UnavailableError),
+    ],
+)
+async def test_what_a_store_says_is_told_apart(
+    tmp_path: Path, said: str, expected: type[DSecError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put(*_: object, **__: object) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("dsec.store.remote.objects.obstore.put_async", put)
+    with node(tmp_path / "a", open_impatient("memory:///")) as (local, shared):
+        put_image(local, "app:v1", DATA)
+        with pytest.raises(expected):
+            await shared.publish("app:v1", quiet)
+
+
+@pytest.mark.parametrize("url", ["", "relative/dir", "ftp://host/x", "s3://", "http://", "gopher:x", "file:relative"])
+def test_urls_that_are_no_store(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot open the shared store"):
+        open_impatient(url)
+
+
+PIECES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+@given(PIECES, st.integers(0, CHUNK - 1), st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_range_of_any_data_comes_back(tmp_path: Path, kinds: list[int], tail: int, data: st.DataObject) -> None:
+    """Chunks of holes (0), of text (1) and of noise that repeats, in any order."""
+    content = b"".join(bytes(CHUNK) if k == 0 else b"text" * (CHUNK // 4) if k == 1 else noise(k) for k in kinds)
+    content += noise(9)[:tail]
+    drawn = data.draw(st.tuples(st.integers(0, 20), st.integers(0, 20)))
+    with contextlib.ExitStack() as stack:
+        import tempfile
+
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=tmp_path)))
+        asyncio.run(_comes_back(base, content, drawn))
+
+
+async def _comes_back(base: Path, content: bytes, drawn: tuple[int, int]) -> None:
+    objects = open_impatient("memory:///")
+    with node(base / "a", objects) as (local, shared), node(base / "b", objects) as (_, reader):
+        layer = put_image(local, "app:v1", content).layers[0]
+        await shared.publish("app:v1", quiet)
+        again = await shared.publish("app:v1", quiet)
+        assert (again.bytes_sent, again.chunks_new) == (0, 0)
+        found = (await reader.resolve("app:v1")).layers[0]
+        whole = data_of(layer)
+        total = -(-len(whole) // CHUNK)
+        first = min(drawn[0], total)
+        count = min(drawn[1], total - first)
+        assert await read_chunks(reader, found, first, count) == whole[first * CHUNK : (first + count) * CHUNK]
+        assert await read_chunks(reader, found) == whole
