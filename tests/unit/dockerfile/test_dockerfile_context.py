@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
@@ -157,11 +158,8 @@ def test_a_dockerignore(path: str, out: bool) -> None:
 
 @given(st.text(alphabet="ab*?[]\\-^!/.", max_size=20), st.booleans())
 def test_any_pattern_is_one_or_is_refused(pattern: str, deep: bool) -> None:
-    try:
+    with contextlib.suppress(InvalidArgumentError):
         compiled(pattern, deep=deep).fullmatch("ab/a")
-    except InvalidArgumentError as error:
-        message = str(error)
-        assert message.startswith("cannot use the pattern")  # noqa: PT017
 
 
 def rewritten(content: bytes, owner: Owner | None, *, without_root: bool = False) -> bytes:

@@ -123,14 +123,8 @@ def test_where_a_copy_goes(words: str, sources: tuple[str, ...], target: str) ->
 
 def test_where_a_copy_is_from() -> None:
     text = "FROM b:1 AS one\nFROM b:1 AS two\nCOPY --from={} --chown=$BASE:1 /a /b"
-    assert [
-        (s.stage, s.image) for s in (only_copy(text.replace("{}", name)) for name in ("one", "0", "x:1", "two"))
-    ] == [
-        (0, None),
-        (0, None),
-        (None, "x:1"),
-        (None, "two"),
-    ]
+    steps = [only_copy(text.replace("{}", name)) for name in ("one", "0", "x:1", "two")]
+    assert [(step.stage, step.image) for step in steps] == [(0, None), (0, None), (None, "x:1"), (None, "two")]
     assert only_copy(text.replace("{}", "one")).owner == "b:1"
 
 

@@ -1,0 +1,218 @@
+"""Dockerfiles on a real node: two stages built, run, and built again from what was kept; steps that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.sync import DSecClient, DSecContainerRunArgs
+
+pytestmark = pytest.mark.needs("root", "linux", "erofs", "overlay", "aether", "mmdebstrap")
+
+Dsec = Callable[..., subprocess.CompletedProcess[str]]
+
+DOCKERFILE = """\
+ARG BASE
+FROM ${BASE} AS build
+ARG GREETING=hello
+ENV LANG=C WHERE=/src
+WORKDIR $WHERE
+COPY program.sh data/ ./
+RUN echo "$GREETING from $(pwd)" > greeting && ln greeting same && ln -s greeting link
+RUN ["/bin/sh", "-c", "touch a.o b.o && chmod 4755 program.sh"]
+
+FROM ${BASE}
+LABEL purpose="a test"
+COPY --from=build --chown=www-data:123 /src/ /opt/app/
+COPY --from=build /src/*.o /src/link /objects/
+USER www-data
+WORKDIR /opt/app
+RUN id -un > /tmp/who
+ENTRYPOINT ["/opt/app/program.sh"]
+CMD ["argument"]
+"""
+STEPS = 6
+"""That change files."""
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "one").write_text("1")
+    (tmp_path / "data" / "two").write_text("2")
+    (tmp_path / "program.sh").write_text("#!/bin/sh\necho $1\n")
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    (tmp_path / ".dockerignore").write_text("**/two\n")
+    return tmp_path
+
+
+@pytest.fixture
+def built(client: DSecClient) -> Iterator[None]:
+    """Takes away the images of the test and of its steps."""
+    before = {info.ref for info in client.images()}
+    yield
+    left = {info.ref for info in client.images()} - before
+    for ref in sorted(left):
+        with contextlib.suppress(Exception):
+            client.remove_image(ref)
+    assert {info.ref for info in client.images()} == before
+    assert client.list() == ()
+
+
+def build(dsec: Dsec, image: str, context: Path, ref: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return dsec("image", "build", ref, str(context), "--build-arg", f"BASE={image}", *options)
+
+
+def counts(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
+    """Steps that were cached, and that were run."""
+    assert done.returncode == 0, done.stderr
+    steps = [line for line in done.stderr.splitlines() if line.startswith("[") and "] FROM" not in line]
+    cached = [line for line in steps if line.endswith("(cached)")]
+    return len(cached), len(steps) - len(cached)
+
+
+def said(client: DSecClient, ref: str, command: str) -> str:
+    with client.run_container(DSecContainerRunArgs(container_image=ref)) as sandbox:
+        return sandbox.run_shell(command).check().stdout
+
+
+@pytest.mark.usefixtures("built")
+def test_two_stages(dsec: Dsec, client: DSecClient, image: str, context: Path) -> None:
+    assert counts(build(dsec, image, context, "test/app:1")) == (0, STEPS)
+    info = client.image("test/app:1")
+    assert (info.config.entrypoint, info.config.cmd) == (("/opt/app/program.sh",), ("argument",))
+    assert (info.config.user, info.config.cwd, info.config.labels) == ("www-data", "/opt/app", {"purpose": "a test"})
+    listing = said(client, "test/app:1", "pwd; cat link same /tmp/who; ls -A; stat -c '%u %g %a %h' program.sh same")
+    assert listing.split("\n") == [
+        *("/opt/app", "hello from /src", "hello from /src", "www-data"),
+        *("a.o", "b.o", "greeting", "link", "one", "program.sh", "same"),
+        *("33 123 4755 1", "33 123 644 2", ""),
+    ]
+    assert said(client, "test/app:1", "cd /objects; stat -c '%N %u' *").split("\n") == [
+        *("'a.o' 0", "'b.o' 0", "'link' 0", ""),  # a link is copied as what it points to
+    ]
+    assert counts(build(dsec, image, context, "test/app:2")) == (STEPS, 0)
+    assert client.image("test/app:2").layers == info.layers
+    (context / "data" / "two").write_text("is ignored")
+    os.utime(context / "data" / "one", (1, 1))
+    assert counts(build(dsec, image, context, "test/app:3")) == (STEPS, 0)
+    # from the first step that sees it on, everything is run again
+    (context / "data" / "one").write_text("changed")
+    assert counts(build(dsec, image, context, "test/app:4")) == (0, STEPS)
+    assert said(client, "test/app:4", "cat one") == "changed"
+    assert counts(build(dsec, image, context, "test/app:5", "--build-arg", "GREETING=hi"))[0] == 1
+    assert counts(build(dsec, image, context, "test/app:6", "--target", "build")) == (3, 0)
+    assert counts(build(dsec, image, context, "test/app:7", "--no-cache", "--target", "build")) == (0, 3)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_step_that_fails_ends_it_and_leaves_what_came_before(
+    dsec: Dsec, client: DSecClient, image: str, context: Path
+) -> None:
+    (context / "Dockerfile").write_text(
+        "ARG BASE\nFROM $BASE\nRUN touch /first\n\nRUN echo out; echo err >&2; exit 37\nRUN touch /never\n"
+    )
+    done = build(dsec, image, context, "test/fails:1")
+    assert done.returncode == 37
+    assert "cannot build line 5 of the Dockerfile" in done.stderr
+    assert {"out", "err"} <= set(done.stderr.split("\n"))
+    assert "never" not in done.stderr
+    assert "test/fails:1" not in [info.ref for info in client.images()]
+    assert client.list() == ()
+    (context / "Dockerfile").write_text("ARG BASE\nFROM $BASE\nRUN touch /first\nRUN test -e /first\n")
+    assert counts(build(dsec, image, context, "test/fails:1")) == (1, 1)
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_wrong_is_refused_before_anything_is_run(
+    dsec: Dsec, client: DSecClient, image: str, context: Path
+) -> None:
+    before = {info.ref for info in client.images()}
+    for text, why in {
+        "FROM $BASE\nRUN true\nVOLUME /x": "line 3",
+        "FROM none/such:1\nRUN true": "none/such:1",
+        "FROM $BASE\nCOPY missing /": "missing",
+        "FROM $BASE\nCOPY data/two /": "dockerignore",
+    }.items():
+        (context / "Dockerfile").write_text(f"ARG BASE\n{text}".replace("line 3", "line 4"))
+        done = build(dsec, image, context, "test/wrong:1", "--progress", "quiet")
+        assert done.returncode not in (0, 1)
+        assert why.replace("line 3", "line 4") in done.stderr
+    assert {info.ref for info in client.images()} == before
+    (context / "Dockerfile").write_text("ARG BASE\nFROM $BASE")
+    assert "taken" in build(dsec, image, context, image).stderr
+    assert build(dsec, image, context, "test/wrong:1", "--kind", "toolkit").returncode == 2
+
+
+@pytest.mark.usefixtures("built")
+def test_from_nothing(dsec: Dsec, client: DSecClient, image: str, context: Path) -> None:
+    (context / "Dockerfile").write_text("ARG BASE\nFROM scratch\nCOPY --chown=5:6 data /data\nWORKDIR /w\nUSER 5:6\n")
+    assert counts(build(dsec, image, context, "test/scratch:1")) == (0, 2)
+    with client.run_container(DSecContainerRunArgs(container_image="test/scratch:1")) as sandbox:
+        assert sandbox.files.read("/data/one") == b"1"
+        assert [(entry.path, entry.uid, entry.gid) for entry in sandbox.files.list("/data")] == [("one", 5, 6)]
+        found = sandbox.files.stat("/data"), sandbox.files.stat("/w")
+        assert [(each.uid, each.gid) for each in found] == [(5, 6), (0, 0)]
+
+
+class _Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"hello of the host")
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server on the host's loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hello) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.usefixtures("built")
+def test_the_hosts_network_only_when_asked_for(
+    dsec: Dsec, client: DSecClient, image: str, context: Path, port: int
+) -> None:
+    fetch = (
+        f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}', timeout=5).read().decode())"
+    )
+    (context / "Dockerfile").write_text(f'ARG BASE\nFROM $BASE\nRUN python3 -c "{fetch}" > /got\n')
+    done = build(dsec, image, context, "test/net:1")
+    assert done.returncode == 1
+    assert "refused" in done.stderr
+    assert counts(build(dsec, image, context, "test/net:1", "--network", "host")) == (0, 1)
+    assert said(client, "test/net:1", "cat /got") == "hello of the host\n"
+
+
+def test_a_sandbox_in_the_hosts_network(client: DSecClient, image: str) -> None:
+    with client.run_container(DSecContainerRunArgs(container_image=image, network="host")) as sandbox:
+        assert sandbox.info().spec.network == "host"
+        for name in ("resolv.conf", "hosts"):
+            assert sandbox.files.read(f"/etc/{name}") == Path("/etc", name).read_bytes()
+            assert sandbox.run_shell(f"echo x >> /etc/{name}").exit_code != 0
+            assert sandbox.run_shell(f"umount /etc/{name}").exit_code != 0
+        inside = sandbox.run_shell("ls /sys/class/net; readlink /proc/self/ns/net").check().stdout.split()
+        assert inside[-1] == os.readlink("/proc/self/ns/net")
+        assert sandbox.run_shell("ip link set lo down; echo 1 > /proc/sys/net/ipv4/ip_forward").exit_code != 0
+        assert sandbox.run_shell("unshare -n true").exit_code != 0
+    with client.run_container(DSecContainerRunArgs(container_image=image)) as sandbox:
+        own = sandbox.run_shell("readlink /proc/self/ns/net").check().stdout.strip()
+        assert own != os.readlink("/proc/self/ns/net")
+    with pytest.raises(InvalidArgumentError):
+        DSecContainerRunArgs(container_image=image, network="bridge").to_spec()  # type: ignore[arg-type]
