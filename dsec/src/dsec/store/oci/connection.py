@@ -129,7 +129,7 @@ class Connection:
 
         :raises UnavailableError: it is another host's.
         """
-        url = urljoin(self._base, where)
+        url = self._joined(self._base, where)
         if _origin(url) != _origin(self._base):
             raise UnavailableError(f"cannot upload to {self.host}: it sends the upload to {_shown(url)!r}")
         return url
@@ -175,7 +175,7 @@ class Connection:
                 self._login.answer(offers, scope)
             elif response.status in _MOVED and method in ("GET", "HEAD"):
                 redirects += 1
-                to = urljoin(url, response.headers.get("Location", ""))
+                to = self._joined(url, response.headers.get("Location", ""))
                 give_back(response)
                 if redirects > MAX_REDIRECTS:
                     raise UnavailableError(f"cannot reach {self.host}: more than {MAX_REDIRECTS} redirects")
@@ -231,10 +231,21 @@ class Connection:
         return pool
 
     def _may_go(self, url: str) -> bool:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return False
         if parts.scheme == "https":
             return bool(parts.hostname)
         return parts.scheme == "http" and self._plain_http and is_loopback(parts.netloc.rpartition("@")[2])
+
+    def _joined(self, url: str, to: str) -> str:
+        try:
+            joined = urljoin(url, to)
+            urlsplit(joined).port  # noqa: B018 - reading it is what checks it
+        except ValueError as error:
+            raise UnavailableError(f"cannot follow {self.host} to {to[:200]!r}: {error}") from None
+        return joined
 
     def _sleep(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -274,11 +285,7 @@ def _words(response: Response) -> str:
 
 def _origin(url: str) -> tuple[str, str, int | None]:
     parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    return parts.scheme, (parts.hostname or "").lower(), port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _shown(url: str) -> str:
