@@ -19,6 +19,7 @@ from .protocol.images import (
     Change,
     ImageDiffRequest,
     ImageExportRequest,
+    ImageFetchRequest,
     ImageGcAnswer,
     ImageGcRequest,
     ImageHistory,
@@ -28,6 +29,8 @@ from .protocol.images import (
     ImagePullRequest,
     ImagePushed,
     ImagePushRequest,
+    ImageStatsAnswer,
+    ImageStatsRequest,
     RegistryLogin,
 )
 
@@ -133,6 +136,23 @@ class ImageCalls:
         """
         published: ImagePublished = await self._with_progress("image.publish", ImagePublishRequest(ref), progress)
         return published
+
+    async def fetch_image(self, ref: str, *, progress: Progress | None = None) -> ImageInfo:
+        """Have all data of an image on the node, of which sandboxes otherwise fetch what they read.
+
+        :raises ImageNotFoundError: neither the node nor its shared store has such an image.
+        :raises UnavailableError: the shared store cannot be reached.
+        """
+        info: ImageInfo = await self._with_progress("image.fetch", ImageFetchRequest(ref), progress)
+        return info
+
+    async def image_stats(self, ref: str = "") -> ImageStatsAnswer:
+        """How much of an image's layers is on the node, and what reading them cost; without a name of all.
+
+        :raises ImageNotFoundError: the node has no such image.
+        """
+        answer: ImageStatsAnswer = await self._channel.call("image.stats", ImageStatsRequest(ref), repeatable=True)
+        return answer
 
     async def pin_image(self, ref: str, *, pinned: bool = True) -> ImageInfo:
         """Keep an image on the node whatever is collected there, or no longer. One that only the shared store has

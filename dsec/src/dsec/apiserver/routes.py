@@ -189,6 +189,8 @@ ROUTES: dict[str, Route] = {
     "image.export": Route(USE, to_own_edge),
     "image.diff": Route(READ, to_own_edge),
     "image.history": Route(READ, to_own_edge),
+    "image.fetch": Route(ADMIN, to_own_edge),
+    "image.stats": Route(READ, to_own_edge),
     "image.publish": Route(ADMIN, to_own_edge),
     "image.pin": Route(ADMIN, to_own_edge),
     "image.gc": Route(ADMIN, to_own_edge),

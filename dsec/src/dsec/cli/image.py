@@ -12,7 +12,7 @@ from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 
-from . import image_dockerfile, image_out, image_pull, image_shared
+from . import image_data, image_dockerfile, image_out, image_pull, image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, pairs
 from .outcome import execute
@@ -25,6 +25,7 @@ app = typer.Typer(
 image_pull.register(app)
 image_out.register(app)
 image_shared.register(app)
+image_data.register(app)
 
 RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]
 

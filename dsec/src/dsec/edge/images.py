@@ -16,6 +16,8 @@ from dsec.store.compose import compose
 from dsec.store.diff import diff_images
 from dsec.store.export import export_image
 from dsec.store.history import history
+from dsec.store.loading.base import LayerLoader
+from dsec.store.loading.local import WholeLayers
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.oci.pull import Puller
@@ -23,7 +25,6 @@ from dsec.store.pack.order import Packing
 from dsec.store.remote.shared import SharedStore
 from dsec.store.sinks.tar import Piece
 from dsec.store.uses import Uses
-from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
 from libdsec.protocol.errors import UnsupportedOperationError
 from libdsec.protocol.images import (
@@ -35,11 +36,13 @@ from libdsec.protocol.images import (
     ImagePullRequest,
     ImagePushed,
     ImagePushRequest,
+    ImageStatsAnswer,
     PackedDiff,
 )
 from libdsec.protocol.spec import SandboxSpec
 
 from .blocking import in_thread
+from .image_data import ImageData
 from .packing import Capture, changes_in, pack_into
 
 MAX_COMPOSED = 1024
@@ -125,8 +128,17 @@ class Images(Protocol):
     async def tend(self) -> None:
         """Called now and then: writes down what was used, and collects what is beyond the node's limit."""
 
+    async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        """All of its data to this node. A cancel ends it; what came stays.
+
+        :raises ImageNotFoundError: not published here.
+        :raises DSecError: the shared store has it not, or cannot be reached; no room."""
+
+    async def stats(self, ref: str) -> ImageStatsAnswer:
+        """Of the layers of an image, or of all."""
+
     async def verify(self, ref: str) -> ImageInfo:
-        """Hold every byte of its layers against their digests.
+        """Hold every byte of its layers that is on this node against their digests.
 
         :raises ImageNotFoundError: not published here.
         :raises IntegrityError: says which layer, and which part of it."""
@@ -141,7 +153,9 @@ class StoreImages:
         mounts: LayerMounts,
         shared: SharedStore | None = None,
         *,
+        loader: LayerLoader | None = None,
         limit_bytes: int = 0,
+        cache_limit_bytes: int = 0,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`mounts` knows which layers sandboxes have, and keeps those mounted that none has any more."""
@@ -151,6 +165,7 @@ class StoreImages:
         self._limit_bytes = limit_bytes
         self.uses = Uses(store.catalogue, now)
         self._collector = Collector(store, mounts, self.uses, shared, now)
+        self._data = ImageData(store, mounts, self.uses, loader or WholeLayers(), limit_bytes=cache_limit_bytes)
         self._puller = Puller(store)
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
@@ -233,6 +248,14 @@ class StoreImages:
     ) -> AbstractAsyncContextManager[tuple[ChangeCount, Iterator[bytes]]]:
         return changes_in(self._store, layers, id_base, capture)
 
+    async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        if self._shared is not None:
+            await self._shared.bring((ref,))
+        return await self._data.fetch(ref, progress)
+
+    async def stats(self, ref: str) -> ImageStatsAnswer:
+        return await self._data.stats(ref)
+
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         if pinned and self._shared is not None:
             await self._shared.bring((ref,))
@@ -248,6 +271,7 @@ class StoreImages:
     async def tend(self) -> None:
         self._collector.note_running()
         await asyncio.to_thread(self.uses.write)
+        await self._data.evict()
         if self._limit_bytes and await asyncio.to_thread(self._collector.total) > self._limit_bytes:
             done = await self.collect(self._limit_bytes, False)
             _log.info("layers were collected", layers=len(done.collected), bytes=done.bytes, kept=done.kept_bytes)
@@ -262,5 +286,5 @@ class StoreImages:
     async def verify(self, ref: str) -> ImageInfo:
         record = self._store.catalogue.get(ref)
         for layer in record.layers:
-            await asyncio.to_thread(check_whole, layer)
+            await self._data.verify(layer)
         return record.info()

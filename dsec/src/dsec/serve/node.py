@@ -222,7 +222,14 @@ def _make_edge(
     return Edge(
         describe(config, identity),
         drivers={driver.backend: driver},
-        images=StoreImages(store, mounts[0], shared, limit_bytes=config.layers_limit_mb * MIB),
+        images=StoreImages(
+            store,
+            mounts[0],
+            shared,
+            loader=loader,
+            limit_bytes=config.layers_limit_mb * MIB,
+            cache_limit_bytes=config.cache_limit_mb * MIB,
+        ),
         journal=journal,
         log=command_log,
         clock=SystemClock(),

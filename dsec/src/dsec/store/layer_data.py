@@ -17,23 +17,19 @@ from libdsec.protocol.errors import ConflictError, IntegrityError
 from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE, chunk_digest
 from .erofs.chunks import MAX_OPEN
 from .erofs.format import BLOCK_SIZE, round_up
+from .loading.cache import is_whole
 from .records import LayerFile, LayerRecord
 from .sources.base import Extent
 from .tree import Node
 from .verify import read_layer_file
 
-_REMOTE_NAME = "remote.json"
-_PRESENT_PREFIX = "present"
 _KEPT_CHUNKS = MAX_OPEN + 1
 """Small files lie in as many chunks at a time as a build had open."""
 
 
 def require_whole(layer: LayerRecord) -> None:
     """:raises ConflictError: some of its data is still in the shared store alone."""
-    beside = os.listdir(layer.directory) if os.path.isdir(layer.directory) else []
-    if _REMOTE_NAME not in beside:
-        return
-    if os.path.basename(layer.data) not in beside or any(name.startswith(_PRESENT_PREFIX) for name in beside):
+    if not is_whole(layer):
         raise ConflictError(
             f"cannot read layer {layer.digest}: not all of its data is on this node; fetch the image first, with "
             "`dsec image fetch`",

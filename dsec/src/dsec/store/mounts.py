@@ -103,6 +103,10 @@ class LayerMounts:
     def in_use(self, digest: str) -> bool:
         return digest in self._users
 
+    def users(self, digest: str) -> int:
+        """How many sandboxes have a layer."""
+        return self._users.get(digest, 0)
+
     def used(self) -> tuple[str, ...]:
         """Every layer that a sandbox has."""
         return tuple(self._users)

@@ -32,6 +32,8 @@ from libdsec.protocol.images import (
     ImagePullRequest,
     ImagePushed,
     ImagePushRequest,
+    ImageStats,
+    ImageStatsAnswer,
     PackedDiff,
 )
 from libdsec.protocol.spec import SandboxSpec
@@ -112,6 +114,20 @@ class FakeImages:
         self.inspect(ref)
         progress(BuildProgress("publish", 1))
         return ImagePublished(ref, "memory:///", 1, 1, 1)
+
+    async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+        progress(BuildProgress("fetch", 1))
+        return self.inspect(ref)
+
+    async def stats(self, ref: str) -> ImageStatsAnswer:
+        """Of layers that are all here."""
+        layers = {layer.digest: layer for image in self._images.values() for layer in image.layers}
+        wanted = {layer.digest for layer in self.inspect(ref).layers} if ref else layers.keys()
+        counted = tuple(
+            ImageStats(digest, (ref,), "local", size := layers[digest].data_bytes, size, 0, 0, 0, 0, 0, 0, 0, False, 0)
+            for digest in sorted(wanted)
+        )
+        return ImageStatsAnswer(counted, 0, 0)
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         return self.inspect(ref)

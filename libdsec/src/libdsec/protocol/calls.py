@@ -150,6 +150,8 @@ METHODS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "image.export": (images.ImageExportRequest, Empty),
     "image.diff": (images.ImageDiffRequest, images.ChangeCount),
     "image.history": (environment.ImageNameRequest, images.ImageHistory),
+    "image.fetch": (images.ImageFetchRequest, environment.ImageInfo),
+    "image.stats": (images.ImageStatsRequest, images.ImageStatsAnswer),
     "image.publish": (images.ImagePublishRequest, images.ImagePublished),
     "image.pin": (images.ImagePinRequest, environment.ImageInfo),
     "image.gc": (images.ImageGcRequest, images.ImageGcAnswer),

@@ -58,6 +58,8 @@ class DSecClient(Twin):
     export_image = blocking(aio.DSecClient.export_image)
     image_history = blocking(aio.DSecClient.image_history)
     publish_image = blocking(aio.DSecClient.publish_image)
+    fetch_image = blocking(aio.DSecClient.fetch_image)
+    image_stats = blocking(aio.DSecClient.image_stats)
     pin_image = blocking(aio.DSecClient.pin_image)
     collect_images = blocking(aio.DSecClient.collect_images)
     server_info = blocking(aio.DSecClient.server_info)

@@ -83,6 +83,10 @@ class LayerLoader(Protocol):
         """
         ...
 
+    def unmounted(self, digest: str) -> None:
+        """Nobody has the layer's mounts any more. Blocks: called in a thread."""
+        ...
+
     def fetch_all(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> None:
         """Have all data of these layers here: `data.erofs` is whole and checked afterwards. Blocks: called in a thread.
         `progress` is told the bytes that came, about once a second; what it raises ends the call.
@@ -95,6 +99,18 @@ class LayerLoader(Protocol):
 
     def whole(self, layer: LayerRecord) -> bool:
         """Whether all of its data is here, checked."""
+        ...
+
+    def verify(self, layer: LayerRecord) -> None:
+        """Hold what is here of a layer against its digest. A chunk that came from the store and is damaged is fetched
+        anew when it is read.
+
+        :raises IntegrityError: says what is damaged.
+        """
+        ...
+
+    def evict(self, layer: LayerRecord) -> int | None:
+        """Forget the data of a layer that can be had again. The bytes of the disk that it gave; None: it is used."""
         ...
 
     def stats(self, layer: LayerRecord) -> LayerCounts: ...

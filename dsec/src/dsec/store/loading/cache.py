@@ -24,11 +24,15 @@ WHOLE_NAME = "present.whole"
 _PARTIAL_NAME = "present.data"
 
 
+def is_remote(layer: LayerRecord) -> bool:
+    """Whether its data lies in a shared store, and perhaps not all of it here."""
+    return os.path.exists(os.path.join(layer.directory, REMOTE_NAME))
+
+
 def is_whole(layer: LayerRecord) -> bool:
     """Whether all of its data is here: it lies in no shared store, or all of it came."""
-    directory = layer.directory
-    return not os.path.exists(os.path.join(directory, REMOTE_NAME)) or (
-        os.path.exists(os.path.join(directory, WHOLE_NAME)) and os.path.exists(layer.data)
+    return not is_remote(layer) or (
+        os.path.exists(os.path.join(layer.directory, WHOLE_NAME)) and os.path.exists(layer.data)
     )
 
 
@@ -121,13 +125,19 @@ class DataCache:
 
     def check_after_boot(self) -> int:
         """Hold what came before this boot against its digests; how many chunks were not what the map says."""
-        wrong = 0
-        if not self.present.trusted:
-            for chunk in range(self.chunks.count):
-                if self.present.has(chunk) and not self.chunks.matches(chunk, self.read(chunk)):
-                    self.present.clear(chunk)
-                    wrong += 1
-            self.present.trust()
+        if self.present.trusted:
+            return 0
+        wrong = self.check()
+        self.present.trust()
+        return len(wrong)
+
+    def check(self) -> list[int]:
+        """Hold what is there against its digests. Chunks that are wrong are there no more; which these were."""
+        wrong = []
+        for chunk in range(self.chunks.count):
+            if self.present.has(chunk) and not self.chunks.matches(chunk, self.read(chunk)):
+                self.present.clear(chunk)
+                wrong.append(chunk)
         return wrong
 
     def read(self, chunk: int) -> bytes:

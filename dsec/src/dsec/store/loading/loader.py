@@ -20,7 +20,7 @@ from dsec.linux import KernelError, fanotify
 from dsec.linux.mounts import erofs_method, mount_erofs
 from dsec.store.mounts import mount_checked
 from dsec.store.records import LayerRecord
-from dsec.store.verify import check_metadata
+from dsec.store.verify import check_metadata, check_whole
 from libdsec.protocol.errors import DSecError, ImageNotFoundError, IntegrityError, UnavailableError
 from libdsec.protocol.images import DataSource
 
@@ -123,7 +123,7 @@ class Loader:
         )
 
     def unmounted(self, digest: str) -> None:
-        """Nobody has it mounted any more. Blocks: called in a thread."""
+        """See `LayerLoader.unmounted`."""
         opened = self._opened.get(digest)
         try:
             layer = opened.cache.layer if opened is not None else self._locate(digest)
@@ -155,8 +155,25 @@ class Loader:
     def whole(self, layer: LayerRecord) -> bool:
         return is_whole(layer)
 
+    def verify(self, layer: LayerRecord) -> None:
+        """See `LayerLoader.verify`."""
+        if is_whole(layer):
+            check_whole(layer)
+            return
+        check_metadata(layer)
+        with self._in_use(layer):
+            with self._opened.lock(layer.digest):
+                opened = self._opened.open(layer) if os.path.exists(layer.data) else None
+            wrong = [] if opened is None or opened.closed else opened.cache.check()
+        if wrong:
+            raise IntegrityError(
+                f"chunk {wrong[0]} of {layer.data} does not match; it will be fetched anew",
+                digest=layer.digest,
+                chunk=wrong[0],
+            )
+
     def evict(self, layer: LayerRecord) -> int | None:
-        """Forget the data of a layer that can be had again. The bytes of the disk that it gave; None: it is used."""
+        """See `LayerLoader.evict`."""
         with self._opened.lock(layer.digest):
             with self._books:
                 if self._uses[layer.digest] or layer.digest in self._mounted:
