@@ -107,7 +107,7 @@ def store(disk: Path) -> Iterator[LocalStore]:
         store.close()
 
 
-@pytest.mark.parametrize("merge_bytes", [0, 64 << 10, 3 << 30])
+@pytest.mark.parametrize("merge_bytes", [0, 1 << 20, 3 << 30])
 def test_twenty_layers_show_what_a_plain_unpack_gives(
     disk: Path, layout: Path, unpacked: Description, store: LocalStore, merge_bytes: int
 ) -> None:

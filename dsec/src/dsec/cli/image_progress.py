@@ -44,5 +44,6 @@ def _lines(name: str) -> Callable[[BuildProgress], None]:
 
 
 def _text(news: BuildProgress) -> str:
-    done = [amount(news.bytes_done)] * bool(news.bytes_done) + [f"{news.files_done} files"] * bool(news.files_done)
+    of = f" of {amount(news.bytes_total)}" * bool(news.bytes_total)
+    done = [amount(news.bytes_done) + of] * bool(news.bytes_done) + [f"{news.files_done} files"] * bool(news.files_done)
     return " ".join([_STAGES.get(news.stage, news.stage), *([f"({', '.join(done)})"] if done else [])])

@@ -92,9 +92,11 @@ class ImageBuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 class BuildProgress(msgspec.Struct, frozen=True):
     stage: str
-    """`fetch`, `write`, `publish`."""
+    """`fetch`, `write`, `merge`, `pack`, `send`, `publish`."""
     bytes_done: int = 0
     files_done: int = 0
+    bytes_total: int = 0
+    """What `bytes_done` goes to, where that is known."""
 
 
 class ImageNameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, NotFou
 
 from .blobs import Verified
 from .config import parse_config
-from .files import DirectoryFiles, Files, TarFiles
+from .files import DirectoryFiles, Files, Piece, TarFiles
 from .manifest import MAX_LAYERS, MAX_MANIFEST_BYTES, Descriptor, Index, broken, parse_manifest
 from .reference import FilePlace, local_name
 from .source import LayerBlob, Resolved, resolve_documents
@@ -112,16 +113,24 @@ class DockerSource:
         config = parse_config(body, where)
         if len(config.diff_ids) != len(saved.Layers) or len(saved.Layers) > MAX_LAYERS:
             raise broken(where, f"it has {len(saved.Layers)} layers and {len(config.diff_ids)} digests of layers")
-        layers = [LayerBlob("", 0, diff_id, path) for diff_id, path in zip(config.diff_ids, saved.Layers, strict=True)]
+        layers = [self._layer(diff_id, path) for diff_id, path in zip(config.diff_ids, saved.Layers, strict=True)]
         names = [self._place.tag] if self._place.tag else list(saved.RepoTags or ())
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         return Resolved(digest, config.config, tuple(layers), config.made_by, local_name(names[0]) if names else "")
 
     def open_layer(self, layer: LayerBlob, told: Callable[[int], None]) -> Verified:
-        piece = self._files.open(posixpath.normpath(layer.path))
-        if piece is None:
-            raise IntegrityError(f"cannot use {self._place}: its layer {layer.path[:200]!r} is missing")
+        piece = self._piece(layer.path)
         return Verified(piece, f"layer {layer.path[:200]!r} of {self._place}", size=piece.size, told=told)
+
+    def _layer(self, diff_id: str, path: str) -> LayerBlob:
+        with closing(self._piece(path)) as piece:
+            return LayerBlob("", piece.size, diff_id, path=path)
+
+    def _piece(self, path: str) -> Piece:
+        piece = self._files.open(posixpath.normpath(path))
+        if piece is None:
+            raise IntegrityError(f"cannot use {self._place}: its layer {path[:200]!r} is missing")
+        return piece
 
     def _chosen(self) -> _Saved:
         where = str(self._place)

@@ -5,64 +5,33 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from dsec.store import merge
-from dsec.store.build import LayerBuild
+from dsec.store import disk_full
 from dsec.store.catalogue import already_exists
+from dsec.store.digest import STORE_CHUNK_SIZE
+from dsec.store.erofs.format import round_up
+from dsec.store.history import Blob, remember_blob
 from dsec.store.local import LocalStore, Taken
+from dsec.store.merge import merge_layers
 from dsec.store.records import ImageRecord, LayerRecord
 from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
 from libdsec.protocol.errors import InvalidArgumentError, from_body
 from libdsec.protocol.images import ImagePullRequest
 
 from . import known
-from .flights import Flights, Key, Made
+from .fetching import TURN_S, Fetching, Part, Progress
+from .flights import Flights
 from .manifest import broken
-from .messages import Built, Convert, Failed, Found, Inherit, Resolve, Start, Told
+from .messages import Failed, Found, Resolve, Start
 from .reference import parse_place
-from .source import LayerBlob, Resolved
+from .source import Resolved
 from .workers import Crew, Worker
 
-Progress = Callable[[BuildProgress], None]
-"""Called at least each second; what it raises ends the pull and comes out of it."""
-
 MAX_JOBS: Final = 3
-_TURN_S: Final = 0.25
-
-EMPTY: Final = frozenset(
-    (
-        "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef",
-        "sha256:84ff92691f909a05b224e1c56abb4864f01b4f8e3c854e4bb4c7baf1d3f6d652",
-    )
-)
-"""Tars with nothing in them, of 1,024 and of 10,240 zeros: most images have some."""
-
-
-@dataclass
-class _Part:
-    """Some consecutive OCI layers, and the layer that is here for them, or comes."""
-
-    diff_ids: tuple[str, ...]
-    below: bytes
-    blob: LayerBlob
-    """The first of them."""
-    record: LayerRecord | None = None
-    build: LayerBuild | None = None
-    """Made, but not taken before those below are there."""
-    state: str = "wanted"
-    """`wanted`, `making`, `built`, `inheriting`, `done`."""
-    bound: bool = False
-    """It is what it is because of what lies below."""
-    fresh: bool = False
-    """Made by this pull, or by another one at the same time."""
-
-    @property
-    def key(self) -> Key:
-        return self.below, self.diff_ids[0]
+ANY_SIZE: Final = 1 << 62
 
 
 class Puller:
@@ -93,6 +62,7 @@ class Puller:
             )
         start = Start(request.source, request.login, request.plain_http)
         with ExitStack() as stack:
+            stack.enter_context(disk_full.typed(f"pull {request.source}", self._store.state_dir))
             taken = stack.enter_context(self._store.taking())
             stack.callback(self._flights.leave, taken)
             directory = stack.enter_context(self._store.build_directory())
@@ -101,16 +71,24 @@ class Puller:
             resolved = _resolve(crew, progress)
             ref = request.ref or _local_name(request.source, resolved)
             self._check_free(ref)
-            parts = _Fetching(self._store, taken, self._flights, crew, directory, request, resolved, progress).run()
+            parts = Fetching(self._store, taken, self._flights, crew, directory, request, resolved, progress).run()
             made = _merged(self._store, taken, parts, request, progress)
             progress(BuildProgress("publish"))
-            records = tuple(record for record, _ in made)
-            if not records:
+            if not made:
                 raise broken(request.source, "it has no files")
+            records = tuple(layer.record for layer in made)
             image = ImageRecord(ref, request.kind, records, resolved.config, time.time())
-            info = self._store.publish_image(image).info()
-            known.remember(self._store.catalogue, [each for _, each in made if each is not None])
-        return info
+            self._store.publish_image(image, [layer.made_by(request.source) for layer in made])
+            self._remember(made)
+        return image.info()
+
+    def _remember(self, made: Sequence[_Layer]) -> None:
+        catalogue = self._store.catalogue
+        fresh = [layer for layer in made if layer.fresh]
+        known.remember(catalogue, [layer.known() for layer in fresh])
+        for layer in fresh:
+            if (blob := layer.blob()) is not None:
+                remember_blob(catalogue, layer.record.digest, blob)
 
     def _check_free(self, ref: str) -> None:
         if self._store.catalogue.exists(ref):
@@ -121,7 +99,7 @@ def _resolve(crew: Crew, progress: Progress) -> Resolved:
     worker: Worker | None = None
     while True:
         worker = worker or crew.try_give(Resolve())
-        for answering, answer in crew.wait(_TURN_S):
+        for answering, answer in crew.wait(TURN_S):
             crew.done(answering)
             if isinstance(answer, Found):
                 return answer.resolved
@@ -138,141 +116,61 @@ def _local_name(source: str, resolved: Resolved) -> str:
     return resolved.name
 
 
-class _Fetching:
-    """From an image that is known to layers that are here."""
+class _Layer(NamedTuple):
+    """One of the finished image's layers, and the parts that went into it."""
 
-    def __init__(
-        self,
-        store: LocalStore,
-        taken: Taken,
-        flights: Flights,
-        crew: Crew,
-        directory: str,
-        request: ImagePullRequest,
-        resolved: Resolved,
-        progress: Progress,
-    ) -> None:
-        self._store = store
-        self._taken = taken
-        self._flights = flights
-        self._crew = crew
-        self._directory = directory
-        self._request = request
-        self._progress = progress
-        self._layers = [layer for layer in resolved.layers if layer.diff_id not in EMPTY]
-        self._parts: list[_Part] = []
-        self._doing: dict[Worker, _Part] = {}
-        self._read = 0
+    record: LayerRecord
+    parts: Sequence[Part]
+    bound: bool
+    """It is what it is because of what lies below."""
 
-    def run(self) -> list[_Part]:
-        self._plan()
-        while any(part.state != "done" for part in self._parts):
-            self._begin()
-            for worker, answer in self._crew.wait(_TURN_S):
-                if isinstance(answer, Told):
-                    self._read += answer.bytes
-                    continue
-                self._crew.done(worker)
-                part = self._doing.pop(worker)
-                if isinstance(answer, Failed):
-                    raise from_body(answer.error)
-                assert isinstance(answer, Built)
-                self._built(part, answer.build)
-            self._progress(BuildProgress("fetch", self._read))
-        return self._parts
+    @property
+    def fresh(self) -> bool:
+        return self.parts[0].fresh
 
-    def _plan(self) -> None:
-        """Which layers are here, the longest runs first, and which are wanted."""
-        diff_ids = [layer.diff_id for layer in self._layers]
-        first = 0
-        while first < len(diff_ids):
-            beneath = known.below(self._request.kind, diff_ids[:first])
-            record, behind = self._here(diff_ids, first, beneath)
-            part = _Part(tuple(diff_ids[first:behind]), beneath, self._layers[first], record)
-            if record is not None:
-                part.state = "done"
-            self._parts.append(part)
-            first = behind
+    def known(self) -> known.Known:
+        diff_ids = tuple(diff_id for part in self.parts for diff_id in part.diff_ids)
+        return known.Known(diff_ids, self.parts[0].below if self.bound else b"", self.record.digest)
 
-    def _here(self, diff_ids: Sequence[str], first: int, beneath: bytes) -> tuple[LayerRecord | None, int]:
-        merged_too = self._request.merge_bytes > 0
-        for behind in range(len(diff_ids) if merged_too else first + 1, first, -1):
-            digest = known.find(self._store.catalogue, diff_ids[first:behind], beneath)
-            record = None if digest is None else self._taken.find(digest)
-            if record is not None and (behind == first + 1 or record.data_bytes <= self._request.merge_bytes):
-                return record, behind
-        return None, first + 1
+    def made_by(self, source: str) -> str:
+        steps = [how for part in self.parts for how in part.made_by if how]
+        return f"{source}: {'; '.join(steps)}" if steps else source
 
-    def _begin(self) -> None:
-        """Give away what can be done now: layers from below, since those above wait for them."""
-        for number, part in enumerate(self._parts):
-            if part.state == "built" and all(lower.state == "done" for lower in self._parts[:number]):
-                assert part.build is not None
-                below = tuple(lower.record.metadata for lower in self._parts[:number] if lower.record is not None)
-                self._give(part, Inherit(part.build, below), "inheriting")
-            elif part.state == "wanted":
-                answer = self._flights.claim(part.key, self._taken)
-                if isinstance(answer, Made):
-                    part.fresh = True
-                    self._done(part, answer)
-                elif answer == "mine":
-                    part.state = "mine"
-            if part.state == "mine":
-                self._give(part, Convert(part.blob, self._directory, f"layer{number}"), "making")
-
-    def _give(self, part: _Part, job: Convert | Inherit, state: str) -> None:
-        worker = self._crew.try_give(job)
-        if worker is not None:
-            self._doing[worker] = part
-            part.state = state
-
-    def _built(self, part: _Part, build: LayerBuild) -> None:
-        lowest = part is self._parts[0]
-        if part.state == "making" and build.implied and not lowest:
-            part.build, part.state = build, "built"
-            return
-        part.fresh = True
-        bound = part.build is not None and part.build.layer_digest != build.layer_digest
-        # of a layer that has nothing but a root nothing would be seen: a sandbox's root is its own
-        record = self._taken.take(build) if build.inodes > 1 else None
-        made = Made(record, bound)
-        self._flights.landed(part.key, made)
-        self._done(part, made)
-
-    def _done(self, part: _Part, made: Made) -> None:
-        part.record, part.bound, part.state = made.record, made.bound, "done"
+    def blob(self) -> Blob | None:
+        """The OCI layer that it is, where it is one as it came."""
+        blob = self.parts[0].blob
+        if len(self.parts) > 1 or self.bound or not blob.digest or not blob.media_type.endswith("gzip"):
+            return None
+        return Blob(blob.digest, blob.size, blob.diff_id)
 
 
 def _merged(
-    store: LocalStore, taken: Taken, parts: Sequence[_Part], request: ImagePullRequest, progress: Progress
-) -> list[tuple[LayerRecord, known.Known | None]]:
-    """The image's layers, those that came just now merged within the bound, and what is worth remembering of each.
+    store: LocalStore, taken: Taken, parts: Sequence[Part], request: ImagePullRequest, progress: Progress
+) -> list[_Layer]:
+    """The image's layers, those that came just now merged within the bound.
 
     Layers that were here already belong to other images, and stay as they are to be shared.
     """
-    made: list[tuple[LayerRecord, known.Known | None]] = []
+    made: list[_Layer] = []
     for run in _runs(parts, request.merge_bytes):
         records = [part.record for part in run if part.record is not None]
-        if not records:
-            continue
-        diff_ids = tuple(diff_id for part in run for diff_id in part.diff_ids)
-        if len(records) == 1:
-            record = records[0]
-            bound = run[0].bound
-        else:
+        bound = any(part.bound for part in run)
+        if len(records) > 1:
             bottom = request.kind == "base" and run[0] is parts[0]
-            (record,) = merge.merge_layers(store, records, request.merge_bytes, progress, taken, complete=bottom)
-            bound = bottom or any(part.bound for part in run)
-        fresh = run[0].fresh
-        made.append((record, known.Known(diff_ids, run[0].below if bound else b"", record.digest) if fresh else None))
+            records = [*merge_layers(store, records, ANY_SIZE, progress, taken, complete=bottom)]
+            bound = bound or bottom
+        if records:
+            (record,) = records
+            made.append(_Layer(record, run, bound))
     return made
 
 
-def _runs(parts: Sequence[_Part], most: int) -> list[list[_Part]]:
-    runs: list[list[_Part]] = []
+def _runs(parts: Sequence[Part], most: int) -> list[list[Part]]:
+    """Parts that become one layer."""
+    runs: list[list[Part]] = []
     size = 0
     for part in parts:
-        more = 0 if part.record is None else part.record.data_bytes
+        more = 0 if part.record is None else round_up(part.record.data_bytes, STORE_CHUNK_SIZE)
         if runs and part.fresh and runs[-1][-1].fresh and size + more <= most:
             runs[-1].append(part)
         else:

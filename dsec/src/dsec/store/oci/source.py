@@ -26,6 +26,7 @@ class LayerBlob(msgspec.Struct, frozen=True):
     size: int
     diff_id: str
     """The uncompressed bytes' digest."""
+    media_type: str = ""
     path: str = ""
     """In a tar of `docker save`."""
 
@@ -124,7 +125,7 @@ def resolve_documents(
             where, f"its manifest has {len(document.layers)} layers, its config {len(config.diff_ids)} digests of such"
         )
     layers = [
-        LayerBlob(layer.digest, layer.size, diff_id)
+        LayerBlob(layer.digest, layer.size, diff_id, layer.media_type)
         for layer, diff_id in zip(document.layers, config.diff_ids, strict=True)
     ]
     return Resolved(digest, config.config, tuple(layers), config.made_by, name)
