@@ -163,7 +163,7 @@ class _Build:
             pass  # no name of ours: it may be one of a registry
         match = _REGISTRY.match(name)
         if match is None:
-            why = f"there is no image {name[:200]!r} here: build or pull it first, or say HOST/NAME:TAG"
+            why = f"there is no image {name[:200]!r} here: pull or build it first, or say HOST/NAME:TAG"
             raise refusal(line, why)
         local = local_name(name, line)
         try:
