@@ -18,6 +18,9 @@ GIB = 1024 * MIB
 MAX_SOCKET_PATH = 107
 """Bytes that the kernel takes as the address of a Unix socket."""
 
+FORK_SERVER_SOCKET = "fork-server.sock"
+"""In the run directory."""
+
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     state_dir: str = "/var/lib/dsec"
@@ -83,7 +86,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def fork_server_socket(self) -> str:
-        return f"{self.run_dir}/fork-server.sock"
+        return f"{self.run_dir}/{FORK_SERVER_SOCKET}"
 
 
 ENVIRONMENT = {f"DSEC_{field.upper()}": field for field in NodeConfig.__struct_fields__}

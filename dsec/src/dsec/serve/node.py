@@ -39,6 +39,7 @@ from libdsec.protocol.nodes import DoctorReport
 
 from . import log
 from .layers import make_loader, make_mounts
+from .home import take_home
 from .lock import RunLock, prefix_held
 from .machine import describe
 
@@ -78,6 +79,7 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None, log_of:
     with contextlib.ExitStack() as locks:
         for directory in dict.fromkeys((config.run_dir, config.state_dir)):
             locks.enter_context(RunLock(os.path.join(directory, "serve.lock"), config.api_socket).held())
+        take_home(config)
         identity = load_identity(config.state_dir)
         locks.enter_context(prefix_held(identity.edge_prefix))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
