@@ -22,7 +22,7 @@ from libdsec.protocol.errors import IntegrityError
 from . import disk_full
 from .build import LayerBuild
 from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE, chunk_digest, layer_digest
-from .erofs.format import BLOCK_SIZE
+from .erofs.format import BLOCK_SIZE, round_up
 from .erofs.metadata import build_metadata
 from .flatten import Flattened, walk
 from .layer_data import StackData
@@ -87,7 +87,7 @@ def _runs(layers: Sequence[LayerRecord], bound: int) -> Iterator[list[LayerRecor
             yield run
             run, size = [], 0
         run.append(layer)
-        size += layer.data_bytes
+        size += round_up(layer.data_bytes, STORE_CHUNK_SIZE)
     if run:
         yield run
 
