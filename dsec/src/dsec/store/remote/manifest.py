@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from dsec.store.compose import MAX_LAYERS
-from dsec.store.records import ImageRecord
+from dsec.store.history import MAX_MADE_BY
+from dsec.store.records import ImageRecord, LayerRecord
 from libdsec.protocol.environment import ImageConfig, LayerKind, parse_ref
 from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, UnsupportedOperationError
 
@@ -19,12 +21,14 @@ _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class ManifestLayer(msgspec.Struct, frozen=True):
+class ManifestLayer(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: _Digest
     metadata_bytes: _Count
     data_bytes: _Count
     files: _Count
     metadata_digest: _Hex
+    made_by: Annotated[str, msgspec.Meta(max_length=MAX_MADE_BY)] = ""
+    """In words: how it came to be."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -40,8 +44,13 @@ class Manifest(msgspec.Struct, frozen=True):
     """Lowest first."""
 
     def says_the_same(self, other: Manifest) -> bool:
-        """When it was made does not matter."""
-        return msgspec.structs.replace(self, created_at=0.0) == msgspec.structs.replace(other, created_at=0.0)
+        """When and how it was made does not matter."""
+        return _of_content(self) == _of_content(other)
+
+
+def _of_content(manifest: Manifest) -> Manifest:
+    layers = tuple(msgspec.structs.replace(layer, made_by="") for layer in manifest.layers)
+    return msgspec.structs.replace(manifest, created_at=0.0, layers=layers)
 
 
 class _Schema(msgspec.Struct):
@@ -59,11 +68,16 @@ def layer_path(digest: str, name: str) -> str:
     return f"layers/{digest.removeprefix('sha256:')}/{name}"
 
 
-def manifest_of(image: ImageRecord) -> Manifest:
-    layers = tuple(
-        ManifestLayer(each.digest, each.metadata_bytes, each.data_bytes, each.files, each.metadata_digest)
-        for each in image.layers
+def facts_of(layer: LayerRecord, made_by: str = "") -> ManifestLayer:
+    return ManifestLayer(
+        layer.digest, layer.metadata_bytes, layer.data_bytes, layer.files, layer.metadata_digest, made_by
     )
+
+
+def manifest_of(image: ImageRecord, made_by: Sequence[str] = ()) -> Manifest:
+    """`made_by` is beside the layers, and may be shorter."""
+    words = [*made_by, *[""] * len(image.layers)]
+    layers = tuple(facts_of(layer, how) for layer, how in zip(image.layers, words, strict=False))
     return Manifest(SCHEMA, image.ref, image.kind, image.parent, image.created_at, image.config, layers)
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from dsec.store.digest import chunk_digest
+from dsec.store.history import history
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord, LayerFile, LayerRecord
 from dsec.store.verify import read_layer_file
@@ -42,6 +43,7 @@ from .table import (
     encode_table,
     join_places,
 )
+from .taking import taking
 from .threads import in_thread
 
 Progress = Callable[[BuildProgress], None]
@@ -67,14 +69,14 @@ async def publish_image(
     """
     objects.require_writable(f"publish {ref}")
     image = local.catalogue.get(ref)
-    manifest = manifest_of(image)
+    manifest = manifest_of(image, [entry.made_by for entry in history(local.catalogue, ref).entries])
     content = encode_manifest(manifest)
     there = await _published(objects, manifest)
     known = Known(local.catalogue, objects.url)
     sent = _Sent(progress)
-    with local.taking() as taken:
+    async with taking(local) as taken:
         for layer in image.layers:
-            if taken.find(layer.digest) is None:
+            if await in_thread(None, taken.find, layer.digest) is None:
                 raise ConflictError(f"cannot publish {ref}: it was removed meanwhile", ref=ref)
         for layer in image.layers:
             await _LayerPublication(objects, known, layer, raw, sent).run()
@@ -155,7 +157,7 @@ class _LayerPublication:
         if table is None:
             table = await self._send(file, digests)
         else:
-            await asyncio.to_thread(self.known.add_table, table)
+            await asyncio.to_thread(self.known.add_tables, [table])
         self.sent.chunks += sum(table.place(chunk).encoding != ZEROS for chunk in range(table.chunks))
         if self.raw and self.objects.directory is not None:
             self.sent.bytes += await publish_raw(self.objects.directory, self.layer)

@@ -4,20 +4,23 @@ data only where it lies."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 
+import msgspec
+
+from dsec.store import disk_full
 from dsec.store.local import LocalStore, Taken
 from dsec.store.records import METADATA_NAME, ImageRecord, LayerRecord
-from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError, IntegrityError
+from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, IntegrityError
 
 from .beside import write_beside, write_durably
 from .chunks import decompress
 from .known import Known
-from .manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, decode_manifest, layer_path, manifest_path
+from .manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, decode_manifest, facts_of, layer_path, manifest_path
 from .objects import Objects
-from .table import MAX_TABLE_BYTES, LayerTable, decode_table
+from .table import MAX_METADATA_BYTES, MAX_TABLE_BYTES, LayerTable, decode_table
+from .taking import taking
 from .threads import in_thread
 
 AT_ONCE = 4
@@ -47,24 +50,25 @@ async def resolve_image(objects: Objects, local: LocalStore, ref: str) -> ImageR
     manifest = await fetch_manifest(objects, ref)
     known = Known(local.catalogue, objects.url)
     turns = asyncio.Semaphore(AT_ONCE)
-    with local.taking() as taken:
+    async with taking(local) as taken:
 
-        async def one(wanted: ManifestLayer) -> LayerRecord:
+        async def one(wanted: ManifestLayer) -> tuple[LayerRecord, LayerTable | None]:
             async with turns:
-                return await _layer(objects, local, taken, known, wanted)
+                return await _layer(objects, local, taken, wanted)
 
         try:
             async with asyncio.TaskGroup() as group:
                 fetching = [group.create_task(one(layer)) for layer in manifest.layers]
         except BaseExceptionGroup as failed:
             raise first_error(failed) from None
-        layers = tuple(task.result() for task in fetching)
+        layers = tuple(task.result()[0] for task in fetching)
         image = ImageRecord(ref, manifest.kind, layers, manifest.config, manifest.created_at, manifest.parent)
+        made_by = tuple(layer.made_by for layer in manifest.layers)
         try:
-            await in_thread(None, local.publish_image, image)
+            await in_thread(None, local.publish_image, image, made_by, known.has_image(ref))
         except AlreadyExistsError:
             return local.catalogue.get(ref)  # an image of that name was made here meanwhile
-    await asyncio.to_thread(known.add_image, ref)
+    await in_thread(None, known.add_tables, [table for _, table in map(asyncio.Task.result, fetching) if table])
     return image
 
 
@@ -73,24 +77,27 @@ def first_error(group: BaseException) -> BaseException:
     return first_error(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
 
 
-async def _layer(objects: Objects, local: LocalStore, taken: Taken, known: Known, wanted: ManifestLayer) -> LayerRecord:
-    layer = taken.find(wanted.digest)
+async def _layer(
+    objects: Objects, local: LocalStore, taken: Taken, wanted: ManifestLayer
+) -> tuple[LayerRecord, LayerTable | None]:
+    """The layer, and its table if it was fetched."""
+    table = None
+    layer = await in_thread(None, taken.find, wanted.digest)
     if layer is None:
-        content = await _required(objects, layer_path(wanted.digest, "layer"), MAX_TABLE_BYTES)
-        table = await in_thread(None, decode_table, content, wanted.digest)
-        stored = await _required(
-            objects, layer_path(wanted.digest, "metadata.zst"), _compress_bound(table.file.metadata_bytes)
+        limit = _compress_bound(min(wanted.metadata_bytes, MAX_METADATA_BYTES))
+        content, stored = await asyncio.gather(
+            _required(objects, layer_path(wanted.digest, "layer"), MAX_TABLE_BYTES),
+            _required(objects, layer_path(wanted.digest, "metadata.zst"), limit),
         )
+        table = await in_thread(None, decode_table, content, wanted.digest)
         layer = await in_thread(None, _take, objects.url, local, taken, content, table, stored)
-        await asyncio.to_thread(known.add_table, table)
-    found = ManifestLayer(layer.digest, layer.metadata_bytes, layer.data_bytes, layer.files, layer.metadata_digest)
-    if found != wanted:
+    if facts_of(layer) != msgspec.structs.replace(wanted, made_by=""):
         raise IntegrityError(
             f"cannot use layer {wanted.digest} of the shared store: the manifest says other things of it than the "
             "layer itself",
             digest=wanted.digest,
         )
-    return layer
+    return layer, table
 
 
 async def _required(objects: Objects, path: str, limit: int) -> bytes:
@@ -108,17 +115,10 @@ def _take(store: str, local: LocalStore, taken: Taken, content: bytes, table: La
             f"cannot use layer {file.digest} of the shared store: its metadata image does not match its digest",
             digest=file.digest,
         )
-    try:
-        with local.build_directory() as directory:
-            metadata = os.path.join(directory, METADATA_NAME)
-            write_durably(metadata, image)
-            return taken.add(file, {METADATA_NAME: metadata, **write_beside(directory, store, content)})
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CapacityError(
-            f"cannot take layer {file.digest}: no room in {local.state_dir}: {error.strerror}", path=local.state_dir
-        ) from error
+    with disk_full.typed(f"take layer {file.digest}", local.state_dir), local.build_directory() as directory:
+        metadata = os.path.join(directory, METADATA_NAME)
+        write_durably(metadata, image)
+        return taken.add(file, {METADATA_NAME: metadata, **write_beside(directory, store, content)})
 
 
 def _compress_bound(size: int) -> int:

@@ -7,11 +7,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from dsec.store.loading.base import Deliver, FetchCost
-from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.errors import DSecError, IntegrityError, InvalidArgumentError
 
 from .chunks import decode_chunk
 from .objects import Objects
-from .resolve import first_error
 from .table import ZEROS, LayerTable, Place
 from .threads import in_thread
 
@@ -50,12 +49,12 @@ class RemoteChunks:
         zeros, requests = self._plan(range(first, first + count))
         if zeros:
             await in_thread(self._threads, self._deliver_zeros, zeros, deliver)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for request in requests:
-                    group.create_task(self._fetch(request, deliver))
-        except BaseExceptionGroup as failed:
-            raise first_error(failed) from None
+        async with asyncio.TaskGroup() as group:
+            fetching = [group.create_task(self._fetch(request, deliver)) for request in requests]
+        # what is damaged keeps nothing else from being delivered
+        errors = [error for task in fetching if (error := task.result()) is not None]
+        if errors:
+            raise errors[0]
         return FetchCost(len(requests), sum(request.end - request.start for request in requests))
 
     def _plan(self, chunks: range) -> tuple[list[int], list[_Request]]:
@@ -83,18 +82,26 @@ class RemoteChunks:
             last.chunks.append((chunk, place))
         return zeros, requests
 
-    async def _fetch(self, request: _Request, deliver: Deliver) -> None:
+    async def _fetch(self, request: _Request, deliver: Deliver) -> DSecError | None:
         pack = self._table.packs[request.pack]
-        content = await self._objects.get_range(pack.path, request.start, request.end - request.start)
-        await in_thread(self._threads, self._deliver, request, content, deliver)
+        try:
+            content = await self._objects.get_range(pack.path, request.start, request.end - request.start)
+        except DSecError as error:
+            return error
+        return await in_thread(self._threads, self._deliver, request, content, deliver)
 
-    def _deliver(self, request: _Request, content: memoryview, deliver: Deliver) -> None:
+    def _deliver(self, request: _Request, content: memoryview, deliver: Deliver) -> IntegrityError | None:
+        failure = None
         for chunk, place in request.chunks:
             start = place.offset - request.start
-            deliver(
-                chunk,
-                decode_chunk(content[start : start + place.stored], place.encoding, self._table.length(chunk)),
-            )
+            stored = content[start : start + place.stored]
+            try:
+                data = decode_chunk(stored, place.encoding, self._table.length(chunk))
+            except IntegrityError as error:
+                failure = failure or error
+            else:
+                deliver(chunk, data)
+        return failure
 
     def _deliver_zeros(self, chunks: list[int], deliver: Deliver) -> None:
         for chunk in chunks:
