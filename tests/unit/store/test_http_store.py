@@ -12,6 +12,7 @@ from dsec.store.remote.objects import Objects, Patience
 from dsec.store.remote.opening import open_store
 from dsec.testing.http_store import HttpStore, http_store
 from libdsec.protocol.errors import (
+    AlreadyExistsError,
     ImageNotFoundError,
     IntegrityError,
     UnavailableError,
@@ -81,3 +82,27 @@ async def test_ranges_are_exact_or_an_error(objects: Objects) -> None:
     counts = await objects.get("-/counts", 1000)
     assert counts is not None
     assert b"requests" in counts
+
+
+async def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By S3's client, with its settings from the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    (tmp_path / "bucket").mkdir()
+    server = HttpStore(str(tmp_path), writable=True)
+    async with server.serving() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        objects = open_impatient("s3://bucket/prefix")
+        with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (other, reader):
+            layer = put_image(local, "app:v1", DATA).layers[0]
+            first = await shared.publish("app:v1", quiet)
+            assert first.store == "s3://bucket/prefix"
+            assert (await shared.publish("app:v1", quiet)).bytes_sent == 0
+            found = (await reader.resolve("app:v1")).layers[0]
+            assert await read_chunks(reader, found) == data_of(layer)
+            other.remove("app:v1", lambda _: False)
+            put_image(other, "app:v1", noise(7))
+            with pytest.raises(AlreadyExistsError):
+                await reader.publish("app:v1", quiet)
+            assert not await objects.put("names/app/_tags/v1", b"other")

@@ -1,7 +1,9 @@
-"""`python -m dsec.testing.http_store`: a directory by HTTP, only read, as slow as a distant object store.
+"""`python -m dsec.testing.http_store`: a directory by HTTP, as slow as a distant object store.
 
-It answers GET, with or without one range, and HEAD. Each answer begins `latency` after its request, and all together go
-out at `bandwidth` at most. `GET /-/counts` says how many requests it has had and how many bytes of objects it has sent.
+It answers GET, with or without one range, and HEAD, and if it is writable PUT of a whole object, with
+`If-None-Match: *` only where there is none: enough for an S3 client, whose signatures it does not look at. Each answer
+begins `latency` after its request, and all together go out at `bandwidth` at most. `GET /-/counts` says how many
+requests it has had and how many bytes of objects it has sent.
 """
 
 from __future__ import annotations
@@ -22,14 +24,21 @@ COUNTS = "/-/counts"
 MAX_HEADER_BYTES = 16 * 1024
 PIECE = 64 * 1024
 
+_DATE = "Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
+_ETAG = b'ETag: "1"\r\n'
+"""Nobody changes an object here, so that these need not be true."""
+
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class HttpStore:
     """One server. `latency_s` and `bandwidth` (bytes a second; 0 is no bound) may be changed while it runs."""
 
-    def __init__(self, directory: str, *, latency_s: float = 0.0, bandwidth: float = 0.0) -> None:
+    def __init__(
+        self, directory: str, *, latency_s: float = 0.0, bandwidth: float = 0.0, writable: bool = False
+    ) -> None:
         self._root = os.path.realpath(directory)
+        self._writable = writable
         self.latency_s = latency_s
         self.bandwidth = bandwidth
         self.requests = 0
@@ -48,13 +57,13 @@ class HttpStore:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                await self._answer(head.decode("latin-1"), writer)
+                await self._answer(head.decode("latin-1"), reader, writer)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # it has gone, or is no client of ours
         finally:
             writer.close()
 
-    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request, *lines = head.split("\r\n")
         method, target, *_ = [*request.split(" "), ""]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -65,7 +74,11 @@ class HttpStore:
             return
         self.requests += 1
         await asyncio.sleep(self.latency_s)
-        if method not in ("GET", "HEAD"):
+        if method == "PUT" and self._writable:
+            content = await reader.readexactly(int(headers.get("content-length", "0")))
+            await self._pace(len(content))
+            writer.write(_head(self._put(target, content, headers.get("if-none-match") == "*"), 0, _ETAG))
+        elif method not in ("GET", "HEAD"):
             writer.write(_head("405 Method Not Allowed", 0))
         elif (descriptor := self._open(target)) is None:
             writer.write(_head("404 Not Found", 0))
@@ -76,12 +89,28 @@ class HttpStore:
                 os.close(descriptor)
         await writer.drain()
 
-    def _open(self, target: str) -> int | None:
-        """The file of a path; None where there is none, or it lies elsewhere."""
+    def _path(self, target: str) -> str | None:
+        """Of a target; None where it lies elsewhere."""
         path = os.path.realpath(os.path.join(self._root, unquote(target.partition("?")[0]).lstrip("/")))
-        if not path.startswith(self._root + os.sep) or not os.path.isfile(path):
-            return None
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return path if path.startswith(self._root + os.sep) else None
+
+    def _open(self, target: str) -> int | None:
+        path = self._path(target)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path is not None and os.path.isfile(path) else None
+
+    def _put(self, target: str, content: bytes, only_new: bool) -> str:
+        """Write an object. Returns the status."""
+        path = self._path(target)
+        if path is None:
+            return "400 Bad Request"
+        if only_new and os.path.exists(path):
+            return "412 Precondition Failed"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        partial = f"{path}.partial"
+        with open(partial, "wb") as file:
+            file.write(content)
+        os.rename(partial, path)
+        return "200 OK"
 
     async def _send(self, descriptor: int, method: str, wanted: str, writer: asyncio.StreamWriter) -> None:
         size = os.fstat(descriptor).st_size
@@ -112,7 +141,8 @@ class HttpStore:
 
 
 def _head(status: str, length: int, extra: bytes = b"") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nAccept-Ranges: bytes\r\n".encode() + extra + b"\r\n"
+    lines = f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nAccept-Ranges: bytes\r\n{_DATE}"
+    return lines.encode() + extra + b"\r\n"
 
 
 @contextlib.contextmanager
@@ -144,9 +174,15 @@ async def _main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--writable", action="store_true", help="take objects too")
     parser.add_argument("--bandwidth-mb", type=float, default=0.0, help="MB (10^6 bytes) a second; 0: no bound")
     asked = parser.parse_args()
-    store = HttpStore(asked.directory, latency_s=asked.latency_ms / 1000, bandwidth=asked.bandwidth_mb * 1e6)
+    store = HttpStore(
+        asked.directory,
+        latency_s=asked.latency_ms / 1000,
+        bandwidth=asked.bandwidth_mb * 1e6,
+        writable=asked.writable,
+    )
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

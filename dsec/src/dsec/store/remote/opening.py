@@ -15,6 +15,7 @@ from .objects import Objects, Patience
 CLOUDS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT = {"connect_timeout": "5s", "timeout": "600s"}
 """The deadline of a request as a whole is `Objects`'."""
+_CLOUD_NAMES = ("AWS", "GOOGLE", "AZURE")
 _NO_RETRIES = {"max_retries": 0}
 """They are `Objects`' too."""
 
@@ -61,7 +62,10 @@ def _directory(path: str, patience: Patience | None) -> Objects:
 
 
 def _cloud(url: str) -> ObjectStore:
-    return from_url(url, client_options=_CLIENT, retry_config=_NO_RETRIES)  # type: ignore[call-overload,no-any-return]
+    # options that are given here keep those of the environment from being read
+    plain = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1") for cloud in _CLOUD_NAMES)
+    client = {**_CLIENT, "allow_http": plain}
+    return from_url(url, client_options=client, retry_config=_NO_RETRIES)  # type: ignore[call-overload,no-any-return]
 
 
 def _without_secrets(parts: SplitResult) -> str:
