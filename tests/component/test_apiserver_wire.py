@@ -164,6 +164,18 @@ async def test_input_streams_and_windows(run_dir: str) -> None:
         assert read.stdout == b"content"
 
 
+async def test_input_to_what_stands_still_lets_it_go_on(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        sandbox = await create(client)
+        cat = client.start("exec", sandbox=sandbox, argv=["cat"], stdin=True, stream=True)
+        cat.feed(b"one ", end=False)
+        assert (await client.call("sandbox.pause", sandbox=sandbox))["state"] == "paused"
+        cat.feed(b"two")
+        assert (await cat.answer())["exit_code"] == 0
+        assert cat.stdout == b"one two"
+        assert (await client.call("sandbox.inspect", sandbox=sandbox))["state"] == "running"
+
+
 async def test_a_client_beyond_its_window_is_disconnected(run_dir: str) -> None:
     async with fake_node(run_dir) as node, node.client() as client, node.client() as other:
         sandbox = await create(other)

@@ -35,20 +35,30 @@ class Feed:
         "_recorder",
         "_room",
         "_start",
+        "_stir",
         "_unread",
         "interrupted",
     )
 
     def __init__(
-        self, caller: Caller, recorder: Recorder, *, live: bool, gathers: bool, on_given_up: Callable[[], None]
+        self,
+        caller: Caller,
+        recorder: Recorder,
+        *,
+        live: bool,
+        gathers: bool,
+        on_given_up: Callable[[], None],
+        stir: Callable[[], None],
     ) -> None:
         """`live`: the call makes no sense without its client; `gathers`: it has input that is gathered. `on_given_up`
-        is called when it is given up before anything was sent: nothing will be."""
+        is called when it is given up before anything was sent: nothing will be. `stir` is called when its client says
+        something to what may stand still."""
         self._caller = caller
         self._recorder = recorder
         self._live = live
         self._gathers = gathers
         self._on_given_up = on_given_up
+        self._stir = stir
         self._answerer: Answerer | None = None
         self._start: Callable[[], None] | None = None
         self._held: list[Callable[[Answerer], None]] = []
@@ -145,6 +155,7 @@ class Feed:
     def _say(self, say: Callable[[Answerer], None]) -> None:
         if self._answerer is not None:
             say(self._answerer)
+            self._stir()
         else:
             self._held.append(say)
 

@@ -55,6 +55,14 @@ async def resume(edge: Edge, sandbox: Sandbox, cause: str) -> None:
     await _to_its_end(edge, _resume(edge, sandbox, cause))
 
 
+async def wake(edge: Edge, sandbox: Sandbox) -> None:
+    """Resume it for something that somebody says to what runs there already. Nobody waits to be told."""
+    try:
+        await resume(edge, sandbox, "call")
+    except DSecError as error:
+        _log.warning("not resumed for a call that was under way", sandbox=sandbox.id, error=str(error))
+
+
 async def _to_its_end(edge: Edge, change: Coroutine[Any, Any, None]) -> None:
     failures: list[Exception] = []
 

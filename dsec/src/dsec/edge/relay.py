@@ -13,6 +13,7 @@ from dsec.bus import Caller, encode_error
 from dsec.commandlog import OpenStep, Recorder
 from libdsec.protocol.errors import BY_CODE, DeadlineExceededError, DSecError, ErrorBody, OutcomeUnknownError
 
+from . import pausing
 from .feed import Feed
 from .sandbox import Sandbox
 
@@ -68,7 +69,9 @@ class Relay:
         self._recorder = Recorder(edge.held)
         self._collects = not step.opaque
         self._harmless = harmless
-        self.feed = Feed(caller, self._recorder, live=bool(step.opaque), gathers=gathers, on_given_up=self._given_up)
+        self.feed = Feed(
+            caller, self._recorder, live=bool(step.opaque), gathers=gathers, on_given_up=self._given_up, stir=self._stir
+        )
         self._event = event
         self._detail = detail
         self._done = self._expired = False
@@ -117,6 +120,10 @@ class Relay:
     @property
     def done(self) -> bool:
         return self._done
+
+    def _stir(self) -> None:
+        if self._sandbox.paused:
+            self._edge.spawn(pausing.wake(self._edge, self._sandbox))
 
     def _given_up(self) -> None:
         """Before anything was sent."""

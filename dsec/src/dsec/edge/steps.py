@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import structlog
 
 from dsec import faults
 from dsec.bus import Answerer, Caller, Request, as_dsec_error, encode_error
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 Work = Callable[[OpenStep], Coroutine[Any, Any, msgspec.Struct]]
 
 _encode = msgspec.msgpack.Encoder().encode
-_log = structlog.get_logger("dsec.edge")
 
 
 class Plan(NamedTuple):
@@ -63,7 +61,7 @@ def run_in_sandbox(
     if not isinstance(step, OpenStep):
         if isinstance(step, _JoinedCall) and sandbox.paused:
             # what it has joined stands still, and nobody else may ever ask
-            edge.spawn(_wake(edge, sandbox))
+            edge.spawn(pausing.wake(edge, sandbox))
         return step
     relay = Relay(edge, sandbox, caller, step, plan.event, plan.detail, gathers=plan.gathers, harmless=plan.harmless)
     try:
@@ -97,13 +95,6 @@ def _send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan
     faults.point("step.sent")
     relay.feed.open(answerer)
     step.take_digest()
-
-
-async def _wake(edge: Edge, sandbox: Sandbox) -> None:
-    try:
-        await pausing.resume(edge, sandbox, "call")
-    except DSecError as error:
-        _log.warning("not resumed for a call that has joined a step", sandbox=sandbox.id, error=str(error))
 
 
 async def _wake_and_send(edge: Edge, sandbox: Sandbox, relay: Relay, step: OpenStep, plan: Plan, args: Any) -> None:

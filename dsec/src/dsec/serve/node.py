@@ -38,8 +38,8 @@ from libdsec.protocol.ids import new_token
 from libdsec.protocol.nodes import DoctorReport
 
 from . import log
-from .layers import make_loader, make_mounts
 from .home import take_home
+from .layers import make_loader, make_mounts
 from .lock import RunLock, prefix_held
 from .machine import describe
 
