@@ -13,8 +13,8 @@ RECORD_NAME = "run-dir"
 
 
 def take_home(config: NodeConfig) -> None:
-    """Write down that this server's sandboxes are made in its run directory. One that starts with another would not find
-    them, and take away what it does not know: it is refused while that one's fork server lives.
+    """Write down that this server's sandboxes are made in its run directory. One that starts with another would not
+    find them, and take away what it does not know: it is refused while that one's fork server lives.
 
     :raises AlreadyExistsError: a fork server lives in the run directory of an earlier server.
     :raises UnavailableError: the state directory cannot be read or written.
@@ -29,8 +29,8 @@ def take_home(config: NodeConfig) -> None:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
     if not _same(earlier, config.run_dir) and _listens(os.path.join(earlier, FORK_SERVER_SOCKET)):
         raise AlreadyExistsError(
-            f"cannot serve {config.state_dir} in {config.run_dir}: its sandboxes live in {earlier}, and would be ended; "
-            f"set DSEC_RUN_DIR={earlier}, or stop them there first",
+            f"cannot serve {config.state_dir} in {config.run_dir}: its sandboxes live in {earlier}, and would be "
+            f"ended; set DSEC_RUN_DIR={earlier}, or stop them there first",
             run_dir=earlier,
         )
     try:
