@@ -1,0 +1,201 @@
+"""Sandboxes whose image lies in a shared store, on a node that had nothing of it, with processes killed around them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_process import NodeProcess
+
+from dsec.testing.tiny_root import make_tiny_root
+from dsec.testing.wire_client import WireClient, wire_client
+
+pytestmark = pytest.mark.needs("root", "linux", "erofs-from-files", "pre-content", "overlay", "aether")
+
+HASH_ALL = ["/bin/sh", "-c", "sha256sum /data/*"]
+
+
+class StoreNode(NodeProcess):
+    store = ""
+    way = "pre-content"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "DSEC_STORE": self.store, "DSEC_DATA_SOURCE": self.way}
+
+
+def write_data(root: Path, seed: int, files: int) -> bytes:
+    """What `sha256sum /data/*` will say."""
+    (root / "data").mkdir(parents=True)
+    source = random.Random(seed)
+    lines = []
+    for number in range(files):
+        content = source.randbytes(source.choice((3000, 200_000, 900_000)))
+        (root / "data" / f"{seed}-{number:03}").write_bytes(content)
+        lines.append(f"{hashlib.sha256(content).hexdigest()}  /data/{seed}-{number:03}\n")
+    return "".join(lines).encode()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, bytes]]:
+    """A store with cold:1 (a base), more:1 (a workspace) and tool:1 (a toolkit), and what the base's files hash to."""
+    directory = tmp_path_factory.mktemp("p")
+    root = Path(make_tiny_root(str(directory / "root")))
+    program = shutil.which("sha256sum")
+    assert program is not None
+    shutil.copy2(program, root / "bin" / "sha256sum")
+    for line in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split():
+        if line.startswith("/"):
+            (root / line[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(os.path.realpath(line), root / line[1:])
+    said = write_data(root, 1, 50)
+    for seed in (2, 3):
+        write_data(directory / f"more{seed}", seed, 10)
+    node = StoreNode(directory)
+    node.store = str(directory / "store")
+    node.start()
+    try:
+        asyncio.run(_publish(node, root, directory))
+        node.end()
+        yield node.store, said
+    finally:
+        node.kill()
+
+
+async def _publish(node: NodeProcess, root: Path, directory: Path) -> None:
+    async with wire_client(node.socket) as client:
+        await client.call("image.build", ref="cold:1", source=f"dir:{root}")
+        await client.call("image.build", ref="more:1", source=f"dir:{directory}/more2", kind="workspace")
+        await client.call("image.build", ref="tool:1", source=f"dir:{directory}/more3", kind="toolkit")
+        for ref in ("cold:1", "more:1", "tool:1"):
+            await client.call("image.publish", ref=ref)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, published: tuple[str, bytes]) -> Iterator[StoreNode]:
+    """A node that has none of it."""
+    node = StoreNode(tmp_path)
+    node.store = published[0]
+    node.start()
+    try:
+        yield node
+        node.end()
+        assert node.left_behind() == []
+    finally:
+        node.kill()
+
+
+async def _run(client: WireClient, sandbox: str) -> tuple[int, bytes]:
+    call = client.start("exec", sandbox=sandbox, argv=HASH_ALL)
+    answer = await call.answer()
+    return answer["exit_code"], call.stdout
+
+
+async def test_an_edge_that_is_killed_delays_a_cold_read(cold: StoreNode, published: tuple[str, bytes]) -> None:
+    said = published[1]
+    slowly = ["/bin/sh", "-c", "for f in /data/*; do sha256sum $f; sleep 0.05; done"]
+    async with wire_client(cold.socket) as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+        client.step("main", 1, "exec", sandbox=sandbox, argv=slowly)
+        await asyncio.sleep(0.3)
+        cold.crash()
+    await asyncio.sleep(0.5)
+    for _ in range(2):
+        cold.start()
+        async with wire_client(cold.socket) as client:
+            await client.call("server.info")
+            cold.crash()
+    cold.start()
+    async with wire_client(cold.socket) as client:
+        call = client.step("main", 1, "exec", sandbox=sandbox, argv=slowly)
+        assert (await call.answer())["exit_code"] == 0
+        assert call.stdout == said
+        assert await _run(client, sandbox) == (0, said)
+        stats = await client.call("image.stats", ref="cold:1")
+        assert [layer["errors"] for layer in stats["layers"]] == [0]
+        await client.call("sandbox.stop", sandbox=sandbox)
+
+
+async def test_a_fork_server_that_is_killed_is_followed_by_one_that_has_the_group(
+    cold: StoreNode, published: tuple[str, bytes]
+) -> None:
+    async with wire_client(cold.socket) as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+        (fork_server,) = cold.fork_servers()
+        os.kill(fork_server, signal.SIGKILL)
+        cold.wait(lambda: cold.fork_servers() not in ([], [fork_server]))
+        # mounted anew from the same file, while the first mount lives on in the first sandbox
+        other = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+        cold.crash()
+    cold.start()
+    async with wire_client(cold.socket) as client:
+        for each in (sandbox, other):
+            assert await _run(client, each) == (0, published[1])
+            await client.call("sandbox.stop", sandbox=each)
+
+
+async def test_a_hundred_creates_at_once_from_layers_never_used(cold: StoreNode, published: tuple[str, bytes]) -> None:
+    spec = {"image": "cold:1", "workspace": "more:1", "toolkits": ["tool:1"]}
+    async with wire_client(cold.socket) as client:
+        creates = [client.start("sandbox.create", spec=spec) for _ in range(100)]
+        made = [(await create.answer())["id"] for create in creates]
+        argv = ["/bin/sh", "-c", "cat /data/*1 | wc -c"]
+        reads = [client.start("exec", sandbox=sandbox, argv=argv) for sandbox in made]
+        outcomes = {((await read.answer())["exit_code"], read.stdout) for read in reads}
+        assert len(outcomes) == 1
+        stats = (await client.call("image.stats"))["layers"]
+        assert len(stats) == 3
+        for layer in stats:
+            assert (layer["source"], layer["errors"], layer["in_use"]) == ("pre-content", 0, 100)
+            # compressed, and random bytes hardly are: were chunks fetched twice, it would be more
+            assert layer["fetched_bytes"] <= layer["present_bytes"] * 1.01
+        await asyncio.gather(*(client.call("sandbox.stop", sandbox=sandbox) for sandbox in made))
+
+
+async def test_nothing_is_left_of_a_layer_that_nobody_uses(cold: StoreNode, published: tuple[str, bytes]) -> None:
+    async with wire_client(cold.socket) as client:
+        before = None
+        for _ in range(3):
+            sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+            assert (await client.run(sandbox, "true"))[0]["exit_code"] == 0
+            await client.call("sandbox.stop", sandbox=sandbox)
+            await client.call("image.remove", ref="cold:1")
+            cold.wait(lambda: _open_layers(cold) == [])
+            if before is not None:
+                assert cold.descriptors() == before
+            before = cold.descriptors()
+
+
+async def test_a_whole_layer_is_read_without_the_store(cold: StoreNode, published: tuple[str, bytes]) -> None:
+    async with wire_client(cold.socket) as client:
+        sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+        await client.call("image.fetch", ref="cold:1")
+        await client.call("image.verify", ref="cold:1")
+        (layer,) = (await client.call("image.stats", ref="cold:1"))["layers"]
+        assert layer["present_bytes"] == layer["data_bytes"]
+        requests = layer["requests"]
+        assert await _run(client, sandbox) == (0, published[1])
+        (layer,) = (await client.call("image.stats", ref="cold:1"))["layers"]
+        assert layer["requests"] == requests
+        await client.call("sandbox.stop", sandbox=sandbox)
+
+
+def _open_layers(node: NodeProcess) -> list[str]:
+    assert node.process is not None
+    found = []
+    for number in os.listdir(f"/proc/{node.process.pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{node.process.pid}/fd/{number}")
+        except OSError:
+            continue
+        if "/layers/" in target:
+            found.append(target)
+    return found
