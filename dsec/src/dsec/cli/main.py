@@ -23,6 +23,8 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "cp": ("dsec.cli.cp", "Copy files and directories into or out of a sandbox."),
     "pause": ("dsec.cli.pause", "Freeze sandboxes and give back their memory."),
     "resume": ("dsec.cli.resume", "Let paused sandboxes go on."),
+    "diff": ("dsec.cli.diff", "Show what a sandbox changed of its image."),
+    "pack": ("dsec.cli.pack", "Make an image of what was written in a sandbox."),
     "stop": ("dsec.cli.stop", "Stop sandboxes for good."),
     "job": ("dsec.cli.job", "List and show jobs."),
     "image": ("dsec.cli.image", "Build, list, show and remove images."),

@@ -59,6 +59,8 @@ class Standstill:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
+        self._still = False
+        """Frozen for a moment, or not thawed after one."""
         self.paused = meet is not None
 
     async def pause(self) -> None:
@@ -101,7 +103,7 @@ class Standstill:
     @property
     def busy(self) -> bool:
         """Whether something of it is frozen or may be."""
-        return self.paused or bool(self._tasks)
+        return self.paused or self._still or bool(self._tasks)
 
     def leave(self) -> None:
         """What is under way is given up; the next edge makes good what it finds."""
@@ -176,6 +178,7 @@ class Standstill:
         try:
             await self._call("hold_timers", TIMERS_TIMEOUT_S)
             since = time.monotonic()
+            self._still = True
             await freeze(self._cgroup, deadline_s=STILL_TIMEOUT_S)
             faults.point("driver.still.frozen")
             standing.set_result(since)
@@ -193,7 +196,7 @@ class Standstill:
         except (DSecError, KernelError) as error:
             self._lost(f"a failed pause could not be undone: {error}")
         else:
-            self.paused = False
+            self.paused = self._still = False
 
     async def _resume(self) -> None:
         if not self.paused:

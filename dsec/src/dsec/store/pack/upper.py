@@ -191,8 +191,7 @@ class _Walk:
         for directory in self._left:
             if directory.told:
                 continue
-            opaque = is_opaque(directory.node) and bool(directory.path)
-            if not opaque and (directory.row is not None or (directory.emptied and self._shown_below(directory))):
+            if not self._hides(directory) and (directory.row is not None or (directory.emptied and self._shown_below(directory))):
                 if directory.parent is not None:
                     directory.parent.emptied = True
                 continue
@@ -210,10 +209,18 @@ class _Walk:
             one.told = True
             if one.row is not None:
                 self._residue.take_back(one.row)
-            opaque = is_opaque(one.node)
+            hides = self._hides(one)
             yield self._plain(Entry(one.path, one.node))
-            if opaque and one.path:
+            if hides:
                 yield Opaque(one.path)
+
+    def _hides(self, directory: _Directory) -> bool:
+        """Whether it is opaque and there is something to hide. Overlayfs makes every new directory so, which costs it
+        nothing; in a layer it would hide what others have there, once that lies below."""
+        if not directory.path or not is_opaque(directory.node):
+            return False
+        below = self._lower.find(directory.path)
+        return below is not None and stat.S_ISDIR(below.mode)
 
     def _shown_below(self, directory: _Directory) -> bool:
         return bool(directory.path) and _same(directory.node, self._lower.find(directory.path), self._id_base)
