@@ -115,7 +115,7 @@ def test_twenty_layers_show_what_a_plain_unpack_gives(
     image = store.catalogue.get("twenty:v1")
     assert len(image.layers) == {0: 19, 3 << 30: 1}.get(merge_bytes, len(image.layers))
     found = differences(shown(image, disk), unpacked)
-    if merge_bytes == 0:
+    if merge_bytes < 3 << 30:
         # an overlay gives the count of the layer that a file is in, whatever layers above do to some of its names
         found = {path: pair for path, pair in found.items() if without_count(pair[0]) != without_count(pair[1])}
     assert found == {}

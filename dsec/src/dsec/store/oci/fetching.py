@@ -129,8 +129,8 @@ class Fetching:
     def _here(self, diff_ids: Sequence[str], first: int, beneath: bytes) -> tuple[LayerRecord | None, int]:
         merged_too = self._request.merge_bytes > 0
         for behind in range(len(diff_ids) if merged_too else first + 1, first, -1):
-            digest = known.find(self._store.catalogue, diff_ids[first:behind], beneath)
-            record = None if digest is None else self._taken.find(digest)
+            found = known.find(self._store.catalogue, diff_ids[first:behind], beneath)
+            record = None if found is None else self._taken.find(found.digest)
             if record is not None and (behind == first + 1 or record.data_bytes <= self._request.merge_bytes):
                 return record, behind
         return None, first + 1
@@ -149,8 +149,18 @@ class Fetching:
                     self._done(part, answer)
                 elif answer == "mine":
                     part.state = "mine"
+                    self._look_again(part)
             if part.state == "mine":
                 self._give(part, Convert(part.blob, self._directory, f"layer{number}"), "making")
+
+    def _look_again(self, part: Part) -> None:
+        """Another pull may have made it, published it and ended since this one looked."""
+        found = known.find(self._store.catalogue, part.diff_ids, part.below)
+        record = None if found is None else self._taken.find(found.digest)
+        if found is not None and record is not None:
+            made = Made(record, bool(found.below))
+            self._flights.landed(part.key, made)
+            self._done(part, made)
 
     def _give(self, part: Part, job: Convert | Inherit, state: State) -> None:
         worker = self._crew.try_give(job)

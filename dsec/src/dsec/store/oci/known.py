@@ -27,13 +27,13 @@ def below(kind: LayerKind, diff_ids: Sequence[str]) -> bytes:
     return hashlib.sha256((b"bottom" if kind == "base" else b"upper") + _raw(diff_ids)).digest()
 
 
-def find(catalogue: Catalogue, diff_ids: Sequence[str], beneath: bytes) -> str | None:
-    """The digest of the layer that was made of these, and still is in an image."""
+def find(catalogue: Catalogue, diff_ids: Sequence[str], beneath: bytes) -> Known | None:
+    """The layer that was made of these, and still is in an image."""
     rows = catalogue.rows(
-        "SELECT digest FROM oci_layers WHERE diff_ids = ? AND below IN (x'', ?) ORDER BY below",
+        "SELECT below, digest FROM oci_layers WHERE diff_ids = ? AND below IN (x'', ?) ORDER BY below",
         (_raw(diff_ids), beneath),
     )
-    return rows[0][0] if rows else None
+    return Known(tuple(diff_ids), *rows[0]) if rows else None
 
 
 def remember(catalogue: Catalogue, made: Iterable[Known]) -> None:

@@ -1,0 +1,262 @@
+"""Pulling images into a store: what is fetched, shared and merged, and what is left when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lying_registry import Answer, Lying, served
+from oci_layouts import config_of, digest, directory, file, manifest_of, put, squeezed, tar, write_layout
+
+from dsec.store.history import history, known_blob
+from dsec.store.local import LocalStore
+from dsec.store.oci.manifest import OCI_MANIFEST
+from dsec.store.oci.pull import Puller
+from libdsec.protocol.environment import BuildProgress, ImageInfo
+from libdsec.protocol.errors import (
+    AlreadyExistsError,
+    DSecError,
+    ImageNotFoundError,
+    IntegrityError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from libdsec.protocol.images import ImagePullRequest
+
+LAYERS = [tar(directory(b"d"), file(b"d/%d" % number, b"%d" % number * 5000)) for number in range(4)]
+
+
+def nothing(_: BuildProgress) -> None:
+    pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    store = LocalStore(str(tmp_path / "state"))
+    yield store
+    assert os.listdir(tmp_path / "state" / "building") == []
+    named = {layer.digest[7:] for image in store.catalogue.list() for layer in image.layers}
+    assert set(os.listdir(store.layers_dir)) == named
+    store.close()
+    assert children() == []
+
+
+@pytest.fixture
+def puller(store: LocalStore) -> Puller:
+    return Puller(store)
+
+
+@pytest.fixture
+def lying() -> Iterator[Lying]:
+    with served() as lying:
+        yield lying
+
+
+def children() -> list[str]:
+    """Of this process, as they call themselves."""
+    listed = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=False
+    ).stdout
+    return [line.split(maxsplit=1)[0] for line in listed.splitlines() if "dsec.store.oci.worker" in line]
+
+
+def publish(lying: Lying, tmp_path: Path, name: str, layers: list[bytes], **more: Any) -> None:
+    """An image in the registry, at tag v1."""
+    body = manifest_of(tmp_path, config_of(layers, **more), [squeezed(layer) for layer in layers])
+    lying.has(f"/v2/{name}/manifests/v1", body, OCI_MANIFEST)
+    for blob in (tmp_path / "blobs" / "sha256").iterdir():
+        lying.has(f"/v2/{name}/blobs/sha256:{blob.name}", blob.read_bytes())
+
+
+def pull(
+    puller: Puller, source: str, ref: str = "", progress: Callable[[BuildProgress], None] = nothing, **options: Any
+) -> ImageInfo:
+    return puller.pull(ImagePullRequest(source, ref, plain_http=True, **options), progress)
+
+
+def fetched(lying: Lying) -> list[str]:
+    """Layers that were asked for, once each time."""
+    names = {f"sha256:{digest(squeezed(layer))[7:]}": str(number) for number, layer in enumerate(LAYERS)}
+    return [names[path.rpartition("/")[2]] for path in lying.paths() if path.rpartition("/")[2] in names]
+
+
+def test_an_image_of_a_registry(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:
+    steps = [{"created_by": "ADD base"}, {"created_by": "ENV A=b", "empty_layer": True}, {"created_by": "RUN it"}]
+    publish(lying, tmp_path, "team/app", LAYERS[:2], defaults={"Env": ["A=b"]}, history=steps)
+    told: list[BuildProgress] = []
+    info = pull(puller, f"docker://{lying.host}/team/app:v1", progress=told.append, merge_bytes=0)
+    assert info == store.catalogue.get("team/app:v1").info()
+    assert info.config.env == {"A": "b"}
+    assert len(info.layers) == 2
+    total = sum(len(squeezed(layer)) for layer in LAYERS[:2])
+    assert max(news.bytes_done for news in told) == total
+    assert {news.bytes_total for news in told if news.bytes_done} == {total}
+    words = [entry.made_by for entry in history(store.catalogue, "team/app:v1").entries]
+    assert [how.rpartition(": ")[2] for how in words] == ["ADD base", "RUN it"]
+    blob = known_blob(store.catalogue, info.layers[1].digest)
+    assert blob is not None
+    assert blob.digest == digest(squeezed(LAYERS[1]))
+
+
+def test_what_is_here_is_not_fetched_again(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path, "base", LAYERS[:2])
+    publish(lying, tmp_path, "more", LAYERS[:3])
+    publish(lying, tmp_path, "other", [LAYERS[0], LAYERS[3]])
+    base = pull(puller, f"docker://{lying.host}/base:v1", merge_bytes=0)
+    assert sorted(fetched(lying)) == ["0", "1"]
+    lying.asked.clear()
+    more = pull(puller, f"docker://{lying.host}/more:v1", merge_bytes=0)
+    assert fetched(lying) == ["2"]
+    assert more.layers[:2] == base.layers
+    lying.asked.clear()
+    store.remove("base:v1", lambda _: False)
+    store.remove("more:v1", lambda _: False)
+    pull(puller, f"docker://{lying.host}/other:v1", merge_bytes=0)
+    assert sorted(fetched(lying)) == ["0", "3"]
+
+
+def test_merged_layers_are_known_too(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path, "base", LAYERS[:2])
+    publish(lying, tmp_path, "more", LAYERS[:3])
+    base = pull(puller, f"docker://{lying.host}/base:v1")
+    assert len(base.layers) == 1
+    lying.asked.clear()
+    more = pull(puller, f"docker://{lying.host}/more:v1")
+    assert fetched(lying) == ["2"]
+    assert more.layers[:1] == base.layers
+    assert len(more.layers) == 2
+    # of a workspace it is not known what lies below, nor may every layer be one where none is to be merged
+    lying.asked.clear()
+    pull(puller, f"docker://{lying.host}/more:v1", "w:1", kind="workspace")
+    assert sorted(fetched(lying)) == ["0", "1"]
+    assert len(pull(puller, f"docker://{lying.host}/more:v1", "s:1", merge_bytes=0).layers) == 3
+
+
+def test_two_pulls_at_once_fetch_a_layer_once(store: LocalStore, lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path, "base", LAYERS[:3])
+    publish(lying, tmp_path, "more", LAYERS)
+    puller = Puller(store)
+    found: dict[str, Any] = {}
+
+    def run(name: str, ref: str) -> None:
+        found[ref] = pull(puller, f"docker://{lying.host}/{name}:v1", ref, merge_bytes=0)
+
+    threads = [threading.Thread(target=run, args=args) for args in (("base", "a:1"), ("base", "a:2"), ("more", "b:1"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(fetched(lying)) == ["0", "1", "2", "3"]
+    assert found["a:1"].layers == found["a:2"].layers == found["b:1"].layers[:3]
+
+
+def test_a_pull_that_is_given_up_leaves_its_layers_to_the_other(
+    store: LocalStore, lying: Lying, tmp_path: Path
+) -> None:
+    class StopError(Exception):
+        pass
+
+    publish(lying, tmp_path, "base", LAYERS)
+    puller = Puller(store)
+    waiting = threading.Event()
+
+    def give_up(news: BuildProgress) -> None:
+        if news.bytes_total:
+            waiting.wait(30)
+            raise StopError
+
+    def go_on(news: BuildProgress) -> None:
+        if news.bytes_total:
+            waiting.set()
+
+    failures: list[BaseException] = []
+
+    def first() -> None:
+        try:
+            pull(puller, f"docker://{lying.host}/base:v1", "a:1", give_up)
+        except StopError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert len(pull(puller, f"docker://{lying.host}/base:v1", "a:2", go_on, merge_bytes=0).layers) == 4
+    waiting.set()
+    thread.join()
+    assert len(failures) == 1
+    with pytest.raises(ImageNotFoundError):
+        store.catalogue.get("a:1")
+
+
+def test_a_child_that_dies_ends_the_pull(puller: Puller, lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path, "base", LAYERS)
+
+    def kill(news: BuildProgress) -> None:
+        if news.bytes_total:
+            for child in children():
+                os.kill(int(child), 9)
+
+    with pytest.raises(UnavailableError, match="signal 9"):
+        pull(puller, f"docker://{lying.host}/base:v1", progress=kill)
+
+
+def test_names(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path, "base", LAYERS[:1])
+    pull(puller, f"docker://{lying.host}/base:v1")
+    lying.asked.clear()
+    with pytest.raises(AlreadyExistsError):
+        pull(puller, f"docker://{lying.host}/base:v1", "base:v1")
+    assert lying.asked == []
+    with pytest.raises(AlreadyExistsError):
+        pull(puller, f"docker://{lying.host}/base:v1")
+    with pytest.raises(InvalidArgumentError, match="NAME:TAG"):
+        pull(puller, f"docker://{lying.host}/base:v1", "no tag")
+    with pytest.raises(InvalidArgumentError, match="negative"):
+        pull(puller, f"docker://{lying.host}/base:v1", "n:1", merge_bytes=-1)
+    body = manifest_of(tmp_path, config_of(LAYERS[:1]), [squeezed(LAYERS[0])])
+    lying.has(f"/v2/base/manifests/{digest(body)}", body, OCI_MANIFEST)
+    with pytest.raises(InvalidArgumentError, match="give one"):
+        pull(puller, f"docker://{lying.host}/base@{digest(body)}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Answer(200, squeezed(LAYERS[1])), (IntegrityError, UnavailableError)),
+        (Answer(404), NotFoundError),
+    ],
+)
+def test_one_layer_that_is_not_to_be_had(
+    puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path, answer: Answer, error: type[DSecError]
+) -> None:
+    publish(lying, tmp_path, "base", LAYERS)
+    path = f"/v2/base/blobs/{digest(squeezed(LAYERS[2]))}"
+    lying.rules.insert(0, lambda asked: answer if asked.path == path else None)
+    with pytest.raises(error):
+        pull(puller, f"docker://{lying.host}/base:v1")
+    assert store.catalogue.list() == ()
+
+
+def test_a_config_that_lies_about_its_layers(puller: Puller, store: LocalStore, tmp_path: Path) -> None:
+    body = manifest_of(tmp_path, config_of([LAYERS[1]]), [squeezed(LAYERS[0])])
+    entry = {"mediaType": OCI_MANIFEST, **put(tmp_path, body)}
+    (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+    with pytest.raises(IntegrityError, match="uncompressed"):
+        pull(puller, f"oci:{tmp_path}", "x:1")
+    assert store.catalogue.list() == ()
+
+
+def test_empty_layers_and_images(puller: Puller, tmp_path: Path) -> None:
+    empty, root = tar(), tar(directory(b"."))
+    write_layout(tmp_path / "some", [empty, LAYERS[0], root, bytes(10240), LAYERS[1], empty])
+    assert len(pull(puller, f"oci:{tmp_path}/some", "some:1", merge_bytes=0).layers) == 2
+    assert len(pull(puller, f"oci:{tmp_path}/some", "some:2").layers) == 2
+    write_layout(tmp_path / "none", [empty, root])
+    with pytest.raises(InvalidArgumentError, match="no files"):
+        pull(puller, f"oci:{tmp_path}/none", "none:1")
