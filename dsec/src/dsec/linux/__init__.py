@@ -5,7 +5,8 @@ numbers, and get descriptors, small values or a `KernelError` that names the sys
 
 - `syscalls`  the calls the standard library lacks, by ctypes
 - `mounts`    detached mounts: EROFS from files or loop devices, idmapped clones, attach, detach
-- `loops`     loop devices that free themselves; `specimen` is the image that is mounted to see whether it can be
+- `fanotify`  pre-content events: a reader waits until somebody has said that its bytes are there
+- `loops`     loop devices that free themselves; `specimen` has the images that are mounted to see whether they can be
 - `cgroups`   which controllers are where (v1, v2, hybrid), and a pool of re-used directories
 - `reclaim`   giving a paused group's memory back, with `advice` on other processes' memory
 - `swap`      where that memory goes: zram and a file of this node's own

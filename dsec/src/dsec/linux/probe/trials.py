@@ -16,6 +16,7 @@ from collections.abc import Callable
 from .. import mounts, syscalls
 from ..specimen import empty_erofs
 from ..syscalls import KernelError
+from . import on_demand
 
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -123,37 +124,9 @@ def landlock(_: str) -> str:
 
 
 def pre_content(directory: str) -> str:
-    """A reader is held until somebody has answered for the range that it wants."""
-    path = os.path.join(directory, "content")
-    with open(path, "wb") as file:
-        file.write(b"content")
-    class_pre_content, cloexec = 0x8, 0x1
-    mark_add, pre_access = 0x1, 0x0010_0000
-    group = _libc.fanotify_init(ctypes.c_uint(class_pre_content | cloexec), ctypes.c_uint(os.O_RDONLY | os.O_CLOEXEC))
-    if group < 0:
-        raise KernelError(ctypes.get_errno(), "fanotify_init", "a pre-content group")
-    marked = _libc.fanotify_mark(
-        ctypes.c_int(group), ctypes.c_uint(mark_add), ctypes.c_uint64(pre_access), ctypes.c_int(-100),
-        ctypes.c_char_p(os.fsencode(path)),
-    )  # fmt: skip
-    if marked < 0:
-        raise KernelError(ctypes.get_errno(), "fanotify_mark", "FAN_PRE_ACCESS")
-    reader = os.fork()
-    if reader == 0:
-        # the group must end with its one holder, or the read behind the answered one waits for ever
-        os.close(group)
-        with open(path, "rb") as file:
-            os._exit(0 if file.read() == b"content" else 1)
-    event = os.read(group, 4096)
-    descriptor = struct.unpack_from("=IBBHQii", event)[5]
-    os.write(group, struct.pack("=iI", descriptor, 1))
-    os.close(descriptor)
-    # closing the group lets go whoever reads next
-    os.close(group)
-    _, status = os.waitpid(reader, 0)
-    if status:
-        raise RuntimeError(f"the reader ended with {status}")
-    return "a reader waited for an answer before it got data"
+    syscalls.unshare(_NEWNS)
+    syscalls.make_mounts_private()
+    return on_demand.pre_content(directory)
 
 
 def _make_user_namespace() -> int:
