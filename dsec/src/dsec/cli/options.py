@@ -56,15 +56,24 @@ OwnJobOption = Annotated[
 ]
 
 
-def _without_separator(command: list[str]) -> list[str]:
+def _without_separator(command: list[str] | None) -> list[str]:
     """Without the `--` that stands between a sandbox and its command: options end at the sandbox already, so the parser
     leaves the separator in the command."""
-    return command[1:] if command[:1] == ["--"] and len(command) > 1 else command
+    words = command or []
+    return words[1:] if words[:1] == ["--"] and len(words) > 1 else words
 
 
 CommandArgument = Annotated[
     list[str],
     typer.Argument(metavar="COMMAND", help="The program and its arguments.", callback=_without_separator),
+]
+OwnCommandArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="COMMAND",
+        help="The program and its arguments; without them the image's entrypoint and command.",
+        callback=_without_separator,
+    ),
 ]
 ImageOption = Annotated[
     str | None,

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from libdsec.client import DSecClient
+from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.sandbox import Sandbox
 
 from .exec import run_in
 from .options import (
-    CommandArgument,
     CpusOption,
     CwdOption,
     DeadlineOption,
@@ -27,6 +27,7 @@ from .options import (
     LabelOption,
     MemoryOption,
     NestedOption,
+    OwnCommandArgument,
     OwnJobOption,
     PidsOption,
     TimeoutOption,
@@ -50,7 +51,7 @@ _ORPHAN_S = 60.0
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,
-    command: CommandArgument,
+    command: OwnCommandArgument = None,
     image: ImageOption = None,
     workspace: WorkspaceOption = None,
     toolkit: ToolkitOption = None,
@@ -76,6 +77,9 @@ def run(
 ) -> None:
     """Run a command in a new sandbox, and end with its exit code.
 
+    Without a command what the image says is run: its entrypoint and command, of the workspace's image where that has
+    any. A command is run alone, without the image's entrypoint.
+
     \b
     dsec run -- uname -a
     dsec run --image debian:12 --memory 512m --cpus 1 -- python3 -c 'print(1)'
@@ -87,13 +91,28 @@ def run(
 
     async def work(client: DSecClient) -> int:
         ttl_s = ttl if ttl is not None or not rm else _ORPHAN_S
-        args = container_args(await image_or_only(client, image), {**context.params, "ttl": ttl_s})
+        base = await image_or_only(client, image)
+        words = command or await _own_command(client, base, workspace)
+        args = container_args(base, {**context.params, "ttl": ttl_s})
         async with waiting("creating the sandbox"):
             sandbox = await client.run_container(args)
         async with sandbox if rm else _kept(sandbox, json):
-            return await run_in(sandbox, command, interactive, tty, json, {"timeout": timeout})
+            return await run_in(sandbox, words, interactive, tty, json, {"timeout": timeout})
 
     execute(json, work)
+
+
+async def _own_command(client: DSecClient, base: str, workspace: str | None) -> list[str]:
+    """What the images say is to be run.
+
+    :raises InvalidArgumentError: nothing.
+    """
+    for ref in (workspace, base):
+        if ref is not None:
+            config = (await client.image(ref)).config
+            if words := [*config.entrypoint, *config.cmd]:
+                return words
+    raise InvalidArgumentError(f"cannot run {base} without a command: the image has none of its own", field="command")
 
 
 @contextlib.asynccontextmanager
