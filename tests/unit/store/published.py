@@ -93,3 +93,18 @@ def quiet(_: object) -> None:
 def write(path: str, content: bytes) -> None:
     """For tests that are coroutines."""
     Path(path).write_bytes(content)
+
+
+def one(directory: Path, kind: str) -> Path:
+    """Its manifest, table, metadata or (first) pack."""
+    pattern = {"manifest": "names/*/*/*", "table": "layers/*/layer", "metadata": "layers/*/*.zst", "pack": "packs/*/*"}
+    return sorted(directory.glob(pattern[kind]))[0]
+
+
+def untouched(local: LocalStore) -> bool:
+    """Nothing of a resolve that failed is left."""
+    return (
+        os.listdir(local.layers_dir) == []
+        and os.listdir(os.path.join(local.state_dir, "building")) == []
+        and not local.catalogue.list()
+    )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from published import CHUNK, data_of, node, noise, objects_in, open_impatient, put_image, quiet, read_chunks
 
 from dsec.store.records import LayerRecord
@@ -172,3 +176,34 @@ async def test_a_pack_that_is_gone_is_sent_again(tmp_path: Path) -> None:
         assert (await shared.publish("app:v1", quiet)).bytes_sent > 0
         found = await reader.resolve("app:v1")
         assert await read_chunks(reader, found.layers[0]) == data_of(layer)
+
+
+PIECES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+@given(PIECES, st.integers(0, CHUNK - 1), st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_range_of_any_data_comes_back(tmp_path: Path, kinds: list[int], tail: int, data: st.DataObject) -> None:
+    """Chunks of holes (0), of text (1) and of noise that repeats, in any order."""
+    content = b"".join(bytes(CHUNK) if k == 0 else b"text" * (CHUNK // 4) if k == 1 else noise(k) for k in kinds)
+    content += noise(9)[:tail]
+    drawn = data.draw(st.tuples(st.integers(0, 20), st.integers(0, 20)))
+    with contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=tmp_path)))
+        asyncio.run(_comes_back(base, content, drawn))
+
+
+async def _comes_back(base: Path, content: bytes, drawn: tuple[int, int]) -> None:
+    objects = open_impatient("memory:///")
+    with node(base / "a", objects) as (local, shared), node(base / "b", objects) as (_, reader):
+        layer = put_image(local, "app:v1", content).layers[0]
+        await shared.publish("app:v1", quiet)
+        again = await shared.publish("app:v1", quiet)
+        assert (again.bytes_sent, again.chunks_new) == (0, 0)
+        found = (await reader.resolve("app:v1")).layers[0]
+        whole = data_of(layer)
+        total = -(-len(whole) // CHUNK)
+        first = min(drawn[0], total)
+        count = min(drawn[1], total - first)
+        assert await read_chunks(reader, found, first, count) == whole[first * CHUNK : (first + count) * CHUNK]
+        assert await read_chunks(reader, found) == whole

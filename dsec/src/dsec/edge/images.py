@@ -274,7 +274,8 @@ class StoreImages:
         await self._data.evict()
         if self._limit_bytes and await asyncio.to_thread(self._collector.total) > self._limit_bytes:
             done = await self.collect(self._limit_bytes, False)
-            _log.info("layers were collected", layers=len(done.collected), bytes=done.bytes, kept=done.kept_bytes)
+            if done.collected:
+                _log.info("layers were collected", layers=len(done.collected), bytes=done.bytes, kept=done.kept_bytes)
 
     def _required_store(self, doing: str) -> SharedStore:
         if self._shared is None:

@@ -8,7 +8,7 @@ import os
 import msgspec
 
 from dsec.store.records import LayerRecord
-from libdsec.protocol.errors import IntegrityError
+from libdsec.protocol.errors import ConflictError, IntegrityError
 
 from .table import LayerTable, decode_table
 
@@ -28,6 +28,15 @@ class RemoteFile(msgspec.Struct, frozen=True):
 def is_remote(layer: LayerRecord) -> bool:
     """Whether its data lies in a shared store, and perhaps not all of it here."""
     return os.path.exists(os.path.join(layer.directory, REMOTE_NAME))
+
+
+def not_whole(layer: LayerRecord) -> ConflictError:
+    """Why a remote layer cannot be published."""
+    return ConflictError(
+        f"cannot publish layer {layer.digest}: its data lies in a shared store and is not whole here; fetch the image "
+        "first (`dsec image fetch`)",
+        digest=layer.digest,
+    )
 
 
 def write_beside(directory: str, store: str, table: bytes) -> dict[str, str]:

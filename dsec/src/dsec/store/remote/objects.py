@@ -120,16 +120,15 @@ class Objects:
         """
 
         async def ask(_: asyncio.Timeout) -> memoryview:
-            return memoryview(await obstore.get_range_async(self._store, path, start=start, length=length))
-
-        try:
-            found = await self._tried(f"read {path}", length, ask)
-        except UnavailableError:
-            # stores say in words of their own that an object ends before the range: then its size says so
-            size = await self.size(path)
-            if size is None or size >= start + length:
+            try:
+                return memoryview(await obstore.get_range_async(self._store, path, start=start, length=length))
+            except failures.GenericError:
+                # that the object ends before the range each store says in words of its own: then its size says so
+                if (await obstore.head_async(self._store, path))["size"] < start + length:
+                    return memoryview(b"")
                 raise
-            found = memoryview(b"")
+
+        found = await self._tried(f"read {path}", length, ask)
         if found is None:
             raise IntegrityError(f"cannot read {path} of {self.url}: it is missing", store=self.url, path=path)
         if len(found) != length:

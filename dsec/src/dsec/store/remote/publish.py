@@ -23,7 +23,7 @@ from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, IntegrityError, InvalidArgumentError
 from libdsec.protocol.images import ImagePublished
 
-from .beside import is_remote
+from .beside import is_remote, not_whole
 from .chunks import compress_metadata, encode_chunk
 from .known import Known, pieces
 from .manifest import MAX_MANIFEST_BYTES as MAX_MANIFEST
@@ -195,7 +195,7 @@ class _LayerPublication:
         await self._send_metadata(file)
         places = join_places([self.places[digest] for digest in digests])
         table = LayerTable(file, tuple(self.packs), places)
-        content = encode_table(table)
+        content = await in_thread(None, encode_table, table)
         if await self.objects.put(layer_path(file.digest, "layer"), content, replace=self.replace):
             self.sent.bytes += len(content)
         return table
@@ -295,11 +295,7 @@ def _read(descriptor: int, layer: LayerRecord, chunk_size: int, number: int, dig
     if chunk_digest(chunk) == digest:
         return chunk
     if is_remote(layer):
-        raise ConflictError(
-            f"cannot publish layer {layer.digest}: its data lies in another store and is not whole here; fetch the "
-            "image first (`dsec image fetch`)",
-            digest=layer.digest,
-        )
+        raise not_whole(layer)
     raise IntegrityError(
         f"cannot publish layer {layer.digest}: chunk {number} of {layer.data} does not match its digest",
         digest=layer.digest,

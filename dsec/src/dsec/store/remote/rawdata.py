@@ -10,8 +10,9 @@ from contextlib import ExitStack, suppress
 
 from dsec.store.records import LayerRecord
 from dsec.store.verify import check_whole
-from libdsec.protocol.errors import CapacityError, UnavailableError
+from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
 
+from .beside import is_remote, not_whole
 from .manifest import layer_path
 from .threads import in_thread
 
@@ -31,10 +32,16 @@ async def publish_raw(directory: str, layer: LayerRecord) -> int:
     """Write it, unless it is there. Returns the bytes written.
 
     :raises CapacityError: the store is full; nothing is left.
+    :raises ConflictError: the data is not whole here.
     """
     if await asyncio.to_thread(raw_location, directory, layer) is not None:
         return 0
-    await asyncio.to_thread(check_whole, layer)
+    try:
+        await asyncio.to_thread(check_whole, layer)
+    except IntegrityError as error:
+        if not is_remote(layer):
+            raise
+        raise not_whole(layer) from error
     target = os.path.join(directory, layer_path(layer.digest, "data"))
     partial = f"{target}.{secrets.token_hex(8)}.partial"
     try:
