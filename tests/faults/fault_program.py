@@ -90,7 +90,8 @@ class Program:
 
     def _draw_plan(self) -> list[Callable[[str, Sandbox], Awaitable[None]]]:
         kinds = [self._exec, self._append, self._rewrite, self._session, self._large, self._pause, self._together]
-        weights = (6, 2, 2, 2, 1, 3, 3)
+        kinds.append(self._pack)
+        weights = (6, 2, 2, 2, 1, 3, 3, 1)
         # one that makes the counter file comes first
         drawn = [self._exec, *self._random.choices(kinds, weights, k=self._random.randint(4, 8))]
         if self._kind.full:
@@ -167,6 +168,11 @@ class Program:
         await self._step(f"{name}.pause", sandbox.pause, lambda info: info.state == "paused")
         if len(name) % 2:
             await self._step(f"{name}.resume", sandbox.resume, lambda info: info.state == "running")
+
+    async def _pack(self, name: str, sandbox: Sandbox) -> None:
+        """The image stays: it is the step's, whoever says that again."""
+        ref = f"{self._rollout.id}-{name}:1".lower()
+        await self._step(name, lambda: sandbox.pack_diff(ref), lambda packed: packed.image.ref == ref)
 
     async def _together(self, name: str, sandbox: Sandbox) -> None:
         """At once, each on a track of its own; a pause among them."""
