@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "docker-registry": lambda: shutil.which("docker-registry") is not None,
     "skopeo": lambda: shutil.which("skopeo") is not None,
     "umoci": lambda: shutil.which("umoci") is not None,
+    "crun": lambda: shutil.which("crun") is not None,
     "cc": lambda: shutil.which("cc") is not None,
     "cgroup-v1": lambda: Path("/sys/fs/cgroup/memory/cgroup.procs").exists(),
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from dsec.linux.mounts import attach, mount_erofs
 from dsec.store.build import LayerBuild
+from dsec.store.records import LayerRecord
 
 Mounted = Callable[..., Any]
 
@@ -47,6 +48,19 @@ def mounted(build: LayerBuild, directory: Path) -> Iterator[Path]:
     at = directory / f"mount-{Path(build.metadata_path).stem}"
     at.mkdir(exist_ok=True)
     mount = mount_erofs(build.metadata_path, build.data_path)
+    try:
+        attach(mount, str(at))
+    finally:
+        os.close(mount)
+    with _taken_away(at):
+        yield at
+
+
+@contextmanager
+def layer_mounted(layer: LayerRecord, at: Path) -> Iterator[Path]:
+    """The root of a store's layer."""
+    at.mkdir()
+    mount = mount_erofs(layer.metadata, layer.data)
     try:
         attach(mount, str(at))
     finally:

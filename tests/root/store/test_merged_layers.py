@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,32 +12,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from layer_stacks import Plan, items, stacks, take
 from layer_trees import Description, describe_directory
+from mounting import layer_mounted as mounted
 from mounting import overlay
 
-from dsec.linux.mounts import attach, mount_erofs
 from dsec.store.flatten import Flattened
 from dsec.store.local import LocalStore
 from dsec.store.merge import merge_layers
 from dsec.store.records import LayerRecord
 from dsec.store.sources import BytesContent, Entry
 from dsec.store.verify import check_whole
+from remains import DISK_PREFIX
 
-pytestmark = pytest.mark.needs("root", "erofs-from-files", "overlay")
-
-
-@contextmanager
-def mounted(layer: LayerRecord, at: Path) -> Iterator[Path]:
-    at.mkdir()
-    mount = mount_erofs(layer.metadata, layer.data)
-    try:
-        attach(mount, str(at))
-    finally:
-        os.close(mount)
-    try:
-        yield at
-    finally:
-        os.system(f"umount {at}")
-        at.rmdir()
+pytestmark = pytest.mark.needs("root", "erofs", "overlay")
 
 
 def shown(layers: Sequence[LayerRecord], empty: LayerRecord, directory: Path) -> Description:
@@ -81,13 +65,11 @@ class Rig:
 
 @contextmanager
 def rig(plans: Sequence[Plan]) -> Iterator[Rig]:
-    directory = Path(tempfile.mkdtemp(prefix="dsec-merge-"))
-    try:
-        made = Rig(directory, plans)
+    # on a disk: EROFS reads no files that lie in memory
+    with tempfile.TemporaryDirectory(prefix=DISK_PREFIX, dir="/var/tmp") as directory:
+        made = Rig(Path(directory), plans)
         with made.stack:
             yield made
-    finally:
-        shutil.rmtree(directory)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -99,7 +99,7 @@ def _entry(path: bytes, kind: str, number: int) -> Entry:
         options["rdev"] = os.makedev(1, 1 + number % 9)
     if kind in ("file", "directory") and number % 4 == 0:
         options["xattrs"] = ((b"user.note", str(number).encode()),)
-    node = Node(_TYPES[kind] | (0o600, 0o644, 0o755)[number % 3], **options)
+    node = Node(_TYPES[kind] | (0o777 if kind == "symlink" else (0o600, 0o644, 0o755)[number % 3]), **options)
     if kind == "hole":
         return Entry(path, node, BytesContent(b"", size=5000 + number, extents=()))
     if kind == "file":
