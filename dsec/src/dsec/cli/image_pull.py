@@ -82,7 +82,8 @@ def pull(
         else:
             size = sum(layer.metadata_bytes + layer.data_bytes for layer in info.layers)
             files = sum(layer.files for layer in info.layers)
-            say(f"{info.ref}: {len(info.layers)} layers, {amount(size)}, {files} files")
+            layers = f"{len(info.layers)} layer{'s' * (len(info.layers) != 1)}"
+            say(f"{info.ref}: {layers}, {amount(size)}, {files} files")
 
     execute(json, work)
 
