@@ -52,7 +52,5 @@ def _directory(nid: int, entries: dict[bytes, tuple[int, int]]) -> bytes:
         heads += struct.pack("<QHBB", child, at, kind, 0)
         at += len(name)
     content = heads + b"".join(entries)
-    links = 2
-    return (
-        struct.pack("<HHHHIIIIHHI", _COMPACT_FLAT_INLINE, 0, 0o040755, links, len(content), 0, 0, 1, 0, 0, 0) + content
-    )
+    inode = struct.pack("<HHHHIIIIHHI", _COMPACT_FLAT_INLINE, 0, 0o040755, 2, len(content), 0, 0, 1, 0, 0, 0)
+    return inode + content

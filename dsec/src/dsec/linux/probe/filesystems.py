@@ -152,7 +152,7 @@ TRIALS = (
         "fanotify-pre-content",
         in_child("pre_content"),
         "degraded",
-        "use Linux 6.14 or newer with CONFIG_FANOTIFY_ACCESS_PERMISSIONS, and a disk file system for the state directory; "
-        "until then layers of a shared store are fetched whole before their first sandbox",
+        "use Linux 6.14 or newer with CONFIG_FANOTIFY_ACCESS_PERMISSIONS, and a disk for the state directory; until "
+        "then layers of a shared store are fetched whole before their first sandbox",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 
 from .. import fanotify, mounts
 from ..specimen import FILE_BYTES, FILE_NAME, erofs_with_file
@@ -40,6 +41,7 @@ def _read_and_fill(group: int, path: str) -> None:
             os.close(group)
             os._exit(_outcome(path))
         while (ended := os.waitpid(reader, os.WNOHANG))[0] == 0:
+            select.select([group], [], [], 0.01)
             event = fanotify.read_event(group)
             if event is None:
                 continue

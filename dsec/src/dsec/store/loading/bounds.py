@@ -14,9 +14,9 @@ class Bounds(msgspec.Struct, frozen=True):
     """One request to the store; another is made while somebody waits."""
     damaged_tries: int = 2
     """Of a chunk that the store has wrong, before its readers are refused."""
-    first_window: int = 3
+    first_window: int = 1
     """Chunks fetched beyond a first miss."""
-    most_window: int = 32
+    most_window: int = 8
     run: int = 16
     """Chunks a request of what nobody waits for."""
     at_once: int = 32

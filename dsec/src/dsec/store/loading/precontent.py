@@ -27,6 +27,9 @@ from dsec.store.records import LayerRecord
 from .pending import PendingEvents, Taken
 
 _LAYER_PATH = re.compile(r"/layers/([0-9a-f]{64})/data\.erofs\Z")
+MAX_WAITING = 4096
+"""Events that are taken and not answered, each a descriptor of this process. More wait in the kernel."""
+ROOM_S = 0.1
 PAUSE_S = 0.01
 """After an event that could not be taken (no descriptor left)."""
 
@@ -46,6 +49,8 @@ class PreContent:
         self._digests: dict[tuple[int, int], str] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread: threading.Thread | None = None
+        self._room = threading.Semaphore(MAX_WAITING)
+        self._stopping = False
         self._inheriting = threading.Lock()
         self._inherited: dict[int, int | None] = {}
         """Numbers of events that a dead process had taken, each with what keeps a new event from getting that number:
@@ -95,6 +100,7 @@ class PreContent:
         finally:
             if not keep:
                 os.close(descriptor)
+            self._room.release()
 
     def answer_inherited(self, number: int, refusal: int = 0) -> None:
         """Once an event that a dead process had taken."""
@@ -109,6 +115,7 @@ class PreContent:
 
     def stop(self) -> None:
         """Read no more."""
+        self._stopping = True
         if self._thread is not None:
             os.write(self._wake_write, b"x")
             self._thread.join()
@@ -124,14 +131,19 @@ class PreContent:
         poll = select.poll()
         poll.register(self.group, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
-        while not any(ready == self._wake_read for ready, _ in poll.poll()):
+        while not self._stopping:
+            poll.poll()
+            if not self._room.acquire(timeout=ROOM_S):
+                continue
             try:
                 event = fanotify.read_event(self.group)
             except KernelError as error:
                 _log.error("a read was refused: its event could not be taken", error=str(error))
+                event = None
                 time.sleep(PAUSE_S)
-                continue
-            if event is not None:
+            if event is None:
+                self._room.release()
+            else:
                 self._take(event, on_event)
 
     def _take(self, event: fanotify.Event, on_event: OnEvent) -> None:
