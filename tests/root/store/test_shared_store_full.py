@@ -1,0 +1,67 @@
+"""File systems without room, on both sides of a shared store."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from published import data_of, node, noise, objects_in, open_impatient, put_image, quiet, read_chunks
+
+from libdsec.protocol.errors import CapacityError, ImageNotFoundError
+
+pytestmark = pytest.mark.needs("root", "linux")
+MIB = 1024 * 1024
+
+
+@contextlib.contextmanager
+def small(path: Path, size: int) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "small", str(path)], check=True, timeout=10)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True, timeout=10)
+
+
+async def test_a_store_that_is_full(tmp_path: Path) -> None:
+    with small(tmp_path / "small", 2 * MIB) as directory:
+        objects = open_impatient(str(directory))
+        with node(tmp_path / "a", objects, raw=True) as (local, shared), node(tmp_path / "b", objects) as (_, reader):
+            put_image(local, "small:1", noise(1, MIB // 2))
+            put_image(local, "large:1", noise(2, 3 * MIB))
+            with pytest.raises(CapacityError, match="No space left"):
+                await shared.publish("large:1", quiet)
+            assert objects_in(directory) == {}
+            # a raw data file has no room beside its pack
+            put_image(local, "raw:1", noise(3, MIB))
+            with pytest.raises(CapacityError):
+                await shared.publish("raw:1", quiet)
+            assert not [name for name in objects_in(directory) if name.startswith("names") or "partial" in name]
+            for name in list(objects_in(directory)):
+                (directory / name).unlink()
+            await shared.publish("small:1", quiet)
+            found = (await reader.resolve("small:1")).layers[0]
+            assert await read_chunks(reader, found) == data_of(local.catalogue.get("small:1").layers[0])
+            with pytest.raises(ImageNotFoundError):
+                await reader.resolve("large:1")
+
+
+async def test_a_node_that_is_full(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared), small(tmp_path / "small", MIB) as state:
+        put_image(local, "app:1", noise(1, MIB))
+        await shared.publish("app:1", quiet)
+        with node(state / "b", objects) as (other, reader):
+            filler = state / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            with pytest.raises(CapacityError):
+                await reader.resolve("app:1")
+            assert other.catalogue.list() == ()
+            filler.unlink()
+            found = (await reader.resolve("app:1")).layers[0]
+            assert len(await read_chunks(reader, found)) == MIB
