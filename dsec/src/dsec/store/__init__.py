@@ -7,6 +7,10 @@ fetch the second in chunks of `digest.STORE_CHUNK_SIZE`, each checked against th
 `sources` read trees (a directory, a tar stream) as entries, `tree` is their common form, `erofs` writes it, and
 `build.build_layer` joins the three. `images` makes a published image of a release (`release`, `apt`), a directory or a
 tar. `local` keeps the layers' files and `catalogue` the names; `compose` puts a sandbox's layers together and `mounts`
-has the fork server hold them. What must always hold: a name is published once and then never changes; a layer that the
+has the fork server hold them.
+
+The way back: `layer_data` reads contents out of layers, checking each chunk, and `flatten` makes one tree of a stack as
+an overlay would. On these stand `merge` (a few layers of many), `diff` (one image against another) and `export` (an
+image as a tar, by `sinks`); `history` remembers how layers came to be. What must always hold: a name is published once and then never changes; a layer that the
 catalogue knows is whole on the disk; what is mounted was checked against its digest first (`verify`).
 """

@@ -2,7 +2,8 @@
 where the input has them in that order. File contents are streamed: an entry's `content` is valid only until the next
 entry is asked for, and nothing is unpacked to disk.
 
-`directory` reads a directory by descriptors, `tar` a tar stream, compressed or not; `memory` has what code made.
+`directory` reads a directory by descriptors, `tar` a tar stream, compressed or not, `layer` a layer that was built;
+`memory` has what code made.
 """
 
 from dsec.store.sources.base import Content, Entry, HardLink, Opaque, Source, SourceItem, Whiteout
