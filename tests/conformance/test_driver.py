@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 
 import pytest
 from driver_calls import GONE, TIMEOUT_S, Listener, ignore, start
@@ -14,6 +16,7 @@ from libdsec.protocol.errors import (
     DSecError,
     InvalidArgumentError,
     SandboxFailedError,
+    UnavailableError,
     UnsupportedOperationError,
 )
 from libdsec.protocol.frames import END, STDOUT, WINDOW
@@ -176,4 +179,74 @@ async def test_a_create_that_is_given_up_leaves_nothing(subject: Make) -> None:
                 await instance.destroy(GONE)
         with pytest.raises(DeadlineExceededError):
             await s.driver.create(s.order(timeout_s=1e-6), ignore)
+        assert not any(s.taken().values())
+
+
+async def test_what_it_has_written_can_be_read_while_it_stands(subject: Make) -> None:
+    async with subject() as s:
+        instance = await s.driver.create(s.order(), ignore)
+        running = start(instance, "sleep", "0.2", timeout_ms=60_000)
+        for _ in range(2):
+            async with instance.capture() as captured:
+                assert await asyncio.to_thread(os.path.isdir, captured.path)
+                captured.check()
+                assert captured.since is None or captured.since <= time.monotonic()
+            captured.check()
+            assert (await start(instance, "true").end())["exit_code"] == 0
+        assert (await running.end())["exit_code"] == 0
+        await instance.destroy(GONE)
+        assert not any(s.taken().values())
+
+
+async def test_one_that_is_paused_is_captured_and_stays_so(subject: Make) -> None:
+    async with subject() as s:
+        instance = await s.driver.create(s.order(), ignore)
+        await instance.pause()
+        async with instance.capture() as captured:
+            captured.check()
+        with pytest.raises(UnavailableError):
+            start(instance, "true")
+        await instance.resume()
+        assert (await start(instance, "true").end())["exit_code"] == 0
+        await instance.destroy(GONE)
+
+
+async def test_it_goes_on_whatever_happens_in_a_capture(subject: Make) -> None:
+    async with subject() as s:
+        instance = await s.driver.create(s.order(), ignore)
+        with pytest.raises(KeyError):
+            async with instance.capture():
+                raise KeyError
+        reached = asyncio.Event()
+
+        async def hold() -> None:
+            async with instance.capture():
+                reached.set()
+                await asyncio.Event().wait()
+
+        for wait in (True, False):
+            holding = asyncio.ensure_future(hold())
+            if wait:
+                await reached.wait()
+            else:
+                await asyncio.sleep(0)
+            holding.cancel()
+            await asyncio.wait([holding])
+            assert holding.cancelled()
+            assert (await start(instance, "true").end())["exit_code"] == 0
+        await instance.destroy(GONE)
+        assert not any(s.taken().values())
+
+
+async def test_one_that_is_ended_meanwhile_says_so(subject: Make) -> None:
+    async with subject() as s:
+        instance = await s.driver.create(s.order(), ignore)
+        async with instance.capture() as captured:
+            instance.hasten()
+            with pytest.raises(SandboxFailedError):
+                captured.check()
+            await instance.destroy(GONE)
+        with pytest.raises(SandboxFailedError):
+            async with instance.capture():
+                pass
         assert not any(s.taken().values())
