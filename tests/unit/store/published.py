@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsec.store.digest import chunk_digest, layer_digest
+from dsec.store.erofs.metadata import build_metadata
 from dsec.store.local import LocalStore
 from dsec.store.records import DATA_NAME, METADATA_NAME, ImageRecord, LayerFile, LayerRecord
 from dsec.store.remote.objects import Objects, Patience
 from dsec.store.remote.opening import open_store
 from dsec.store.remote.shared import SharedStore
+from dsec.store.tree import Tree
 from libdsec.protocol.environment import ImageConfig
 
 IMPATIENT = Patience(attempt_s=5.0, attempts=2, backoff_s=0.0)
@@ -27,15 +29,15 @@ def noise(seed: int, size: int = CHUNK) -> bytes:
 
 
 def put_image(local: LocalStore, ref: str, *datas: bytes, at: float = 1.0) -> ImageRecord:
-    """An image with a layer for each of `datas`, which its data file is, byte for byte; no kernel would mount it."""
+    """An image with a layer for each of `datas`, which its data file is, byte for byte; its tree is empty."""
     with local.taking() as taken, local.build_directory() as directory:
         layers = []
         for data in datas:
             files = {METADATA_NAME: f"{directory}/metadata", DATA_NAME: f"{directory}/data"}
-            metadata = b"metadata " * 500 + chunk_digest(data)
-            Path(files[METADATA_NAME]).write_bytes(metadata)
             Path(files[DATA_NAME]).write_bytes(data)
             digests = [chunk_digest(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+            metadata = bytes(build_metadata(Tree(), -(-len(data) // 4096), b"".join(digests))[0])
+            Path(files[METADATA_NAME]).write_bytes(metadata)
             own = hashlib.sha256(metadata).digest()
             digest = layer_digest(own, digests)
             file = LayerFile(1, 1, digest, own, len(metadata), len(data), CHUNK, b"".join(digests), 1)

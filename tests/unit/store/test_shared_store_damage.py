@@ -34,6 +34,7 @@ from dsec.store.remote.manifest import MAX_MANIFEST_BYTES
 from dsec.store.remote.objects import Patience
 from dsec.store.remote.opening import open_store
 from dsec.store.remote.shared import SharedStore
+from dsec.store.remote.superblock import check_superblock
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.errors import (
     CapacityError,
@@ -146,6 +147,35 @@ async def test_damaged_metadata(tmp_path: Path, shared_dir: Path, change: Callab
     metadata = one(shared_dir, "metadata")
     metadata.write_bytes(change(metadata.read_bytes()))
     await resolve_fails(tmp_path, shared_dir, IntegrityError, "metadata")
+
+
+def with_field(at: int, value: int) -> Callable[[bytes], bytes]:
+    return lambda image: image[:at] + bytes([value]) + image[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda image: image[:1000], "it has 1000 bytes"),
+        (lambda image: image[4096:] + bytes(4096), "does not begin like one"),
+        (lambda image: image + bytes(4096), "blocks"),
+        (with_field(1024 + 12, 9), "does not begin like one"),
+        (with_field(1024 + 80, 0x0D), "features"),
+        (with_field(1024 + 84, 1), "features"),
+        (with_field(1024 + 8, 0x83), "features"),
+        (with_field(1024 + 86, 2), "2 devices"),
+        (with_field(1024 + 92, 1), "name prefixes"),
+        (with_field(1152 + 64, 77), "of data"),
+    ],
+)
+def test_a_metadata_image_that_is_none_of_ours(tmp_path: Path, change: Callable[[bytes], bytes], why: str) -> None:
+    """Made by somebody who may write into the store, so that all digests match."""
+    with node(tmp_path / "maker", open_impatient("memory:///")) as (local, _):
+        layer = put_image(local, "app:v1", DATA).layers[0]
+        image, file = Path(layer.metadata).read_bytes(), read_layer_file(layer)
+        check_superblock(image, file)
+        with pytest.raises(IntegrityError, match=why):
+            check_superblock(change(image), file)
 
 
 async def verified(shared: SharedStore, layer: LayerRecord) -> list[int]:

@@ -38,7 +38,7 @@ class Listing:
             self.close()
             raise IntegrityError(f"cannot list {path}: not an EROFS image", path=path)
         self.root: int = superblock[5]
-        self._first_inode = superblock[11] * disk.BLOCK_SIZE
+        self._first_inode = superblock[10] * disk.BLOCK_SIZE
 
     def close(self) -> None:
         self._image.close()

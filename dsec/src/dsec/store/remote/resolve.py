@@ -19,6 +19,7 @@ from .chunks import decompress
 from .known import Known
 from .manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, decode_manifest, facts_of, layer_path, manifest_path
 from .objects import Objects
+from .superblock import check_superblock
 from .table import MAX_METADATA_BYTES, MAX_TABLE_BYTES, LayerTable, decode_table
 from .taking import taking
 from .threads import in_thread
@@ -115,6 +116,7 @@ def _take(store: str, local: LocalStore, taken: Taken, content: bytes, table: La
             f"cannot use layer {file.digest} of the shared store: its metadata image does not match its digest",
             digest=file.digest,
         )
+    check_superblock(image, file)
     with disk_full.typed(f"take layer {file.digest}", local.state_dir), local.build_directory() as directory:
         metadata = os.path.join(directory, METADATA_NAME)
         write_durably(metadata, image)
