@@ -29,7 +29,8 @@ class StoreNode(NodeProcess):
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**super().environment, "DSEC_STORE": self.store, "DSEC_DATA_SOURCE": self.way}
+        asked = {"DSEC_STORE": self.store, "DSEC_DATA_SOURCE": self.way, "DSEC_STORE_RAW": "1"}
+        return {**super().environment, **asked}
 
 
 def write_data(root: Path, seed: int, files: int) -> bytes:
@@ -186,6 +187,25 @@ async def test_a_whole_layer_is_read_without_the_store(cold: StoreNode, publishe
         (layer,) = (await client.call("image.stats", ref="cold:1"))["layers"]
         assert layer["requests"] == requests
         await client.call("sandbox.stop", sandbox=sandbox)
+
+
+@pytest.mark.parametrize("way", ["auto", "prefetch"])
+async def test_the_other_ways(tmp_path: Path, published: tuple[str, bytes], way: str) -> None:
+    node = StoreNode(tmp_path)
+    node.store, node.way = published[0], way
+    node.start()
+    try:
+        async with wire_client(node.socket) as client:
+            sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
+            assert await _run(client, sandbox) == (0, published[1])
+            (layer,) = (await client.call("image.stats", ref="cold:1"))["layers"]
+            assert layer["source"] == {"auto": "direct"}.get(way, way)
+            assert layer["reads_waited"] == 0
+            await client.call("sandbox.stop", sandbox=sandbox)
+        node.end()
+        assert node.left_behind() == []
+    finally:
+        node.kill()
 
 
 def _open_layers(node: NodeProcess) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
 
+from dsec.store.loading import present
 from dsec.store.loading.bounds import Bounds
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
 
@@ -76,7 +77,7 @@ def test_a_store_that_fails_once_costs_a_moment(rig: Rig) -> None:
 
 @pytest.mark.parametrize("fault", ["away", "slow", "damaged", "short", "missing"])
 def test_what_cannot_be_had_is_an_error_until_it_can(rig: Rig, fault: str) -> None:
-    layer = rig.layer(files=8)
+    layer = rig.layer(files=3)
     faults = {
         "away": UnavailableError("cannot reach the store"),
         "damaged": bytes(layer.chunk_size),
@@ -86,7 +87,7 @@ def test_what_cannot_be_had_is_an_error_until_it_can(rig: Rig, fault: str) -> No
     rig.store.fault = lambda _: faults.get(fault)
     if fault == "slow":
         rig.store.delay_s = 60
-    bounds = Bounds(read_deadline_s=0.3, fetch_deadline_s=5)
+    bounds = Bounds(read_deadline_s=0.2, fetch_deadline_s=5)
     with rig.loader(bounds=bounds) as loader, rig.mounted(loader, layer.record) as root:
         for path in layer.hashes:
             assert "Input/output error" in read_hash(root / path)
@@ -211,6 +212,39 @@ def test_the_ways_that_are_forced(rig: Rig) -> None:
         assert loader.stats(layer.record).source == "prefetch"
         assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
         assert rig.store.fetched.total() == layer.chunks
+
+
+def test_what_a_loss_of_power_took_is_fetched_anew(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rig.layer(files=30)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        for path in list(layer.hashes)[:12]:
+            read_hash(root / path)
+        there = loader.stats(layer.record).present_bytes
+    assert 0 < there < len(layer.data)
+    with open(layer.record.data, "r+b") as data:
+        # the map had reached the disk, and some of the data had not
+        for chunk in range(0, layer.chunks, 2):
+            data.seek(chunk * layer.chunk_size)
+            data.write(bytes(4096))
+    monkeypatch.setattr(present, "boot_id", lambda: bytes(16))
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        assert 0 < loader.stats(layer.record).present_bytes < there
+        assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+
+
+def test_what_is_damaged_on_the_disk_is_found_and_fetched_anew(rig: Rig) -> None:
+    layer = rig.layer(files=30)
+    with rig.loader() as loader:
+        with rig.mounted(loader, layer.record) as root:
+            read_hash(root / next(iter(layer.hashes)))
+        loader.verify(layer.record)
+        data = Path(layer.record.data)
+        data.write_bytes(bytes(len(layer.data)))
+        with pytest.raises(IntegrityError, match="chunk"):
+            loader.verify(layer.record)
+        loader.verify(layer.record)
+        with rig.mounted(loader, layer.record) as root:
+            assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
 
 
 def test_a_fetch_ends_when_its_caller_wants_no_more(rig: Rig) -> None:
