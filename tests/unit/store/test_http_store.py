@@ -57,9 +57,11 @@ async def test_a_store_that_is_slower_than_its_deadline(tmp_path: Path) -> None:
 async def test_nobody_there(tmp_path: Path) -> None:
     async with HttpStore(str(tmp_path)).serving() as port:
         pass
-    objects = open_impatient(f"http://127.0.0.1:{port}")
-    with node(tmp_path / "b", objects) as (_, reader), pytest.raises(UnavailableError, match=f":{port}"):
+    objects = open_impatient(f"http://me:secret@127.0.0.1:{port}/?key=hidden")
+    with node(tmp_path / "b", objects) as (_, reader), pytest.raises(UnavailableError, match=f":{port}") as failed:
         await reader.resolve("app:v1")
+    assert "secret" not in str(failed.value)
+    assert "hidden" not in str(failed.value)
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ T = TypeVar("T")
 CONCURRENCY = 16
 """Requests under way at once."""
 
+_SECRETS = re.compile(r"(://)(?:[^/\s@]*@)?([^\s?)]*)(?:\?[^\s)]*)?")
+"""Of a URL in a message: who asks, and what is signed."""
 _NO_ROOM = re.compile(r"os error (28|122)\b")
 _REFUSED = re.compile(r"os error (1|13|30)\b")
 
@@ -185,7 +187,7 @@ class Objects:
 
     def _in_words(self, doing: str, error: Exception) -> UnavailableError:
         """What is worth another attempt is returned; what is not, raised."""
-        text = str(error).partition("\n\nDebug source")[0][:500]
+        text = _SECRETS.sub(r"\1\2", str(error).partition("\n\nDebug source")[0])[:500]
         typed: type[DSecError]
         if isinstance(error, (failures.PermissionDeniedError, failures.UnauthenticatedError, PermissionError)):
             typed = PermissionDeniedError
