@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,7 +12,7 @@ from typing import BinaryIO
 from ._transfers import Saving
 from ._transport.codec import codec
 from ._transport.streaming import Streaming
-from .protocol.errors import ClientClosedError
+from .protocol.errors import ClientClosedError, FileOperationError
 from .protocol.frames import STDOUT
 
 _SILENCE_S = 900.0
@@ -48,12 +49,23 @@ async def _write_all(exchange: Streaming, method: str, file: BinaryIO, progress:
     async with aclosing(_pieces(exchange, method)) as pieces:
         async for piece in pieces:
             # a pipe may take its time
-            await asyncio.to_thread(file.write, piece)
+            await asyncio.to_thread(_write_whole, file, piece)
             size += len(piece)
             if progress is not None:
                 progress(size)
     await asyncio.to_thread(file.flush)
     return size
+
+
+def _write_whole(file: BinaryIO, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        written: int | None = file.write(rest)  # an unbuffered one may take a part
+        if written is None:
+            raise FileOperationError(
+                "cannot write to the open file: it does not wait, and has no room", errno=errno.EAGAIN, local=True
+            )
+        rest = rest[written:]
 
 
 async def _pieces(exchange: Streaming, method: str) -> AsyncGenerator[bytes]:
