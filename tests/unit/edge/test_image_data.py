@@ -1,0 +1,90 @@
+"""Data that the shared store has too is evicted, the longest unused first, where nobody uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsec.edge.image_data import ImageData
+from dsec.store.loading.local import WholeLayers
+from dsec.store.records import ImageRecord, LayerRecord
+from libdsec.protocol.environment import ImageConfig
+
+SIZE = 64 * 1024
+
+
+class Loader(WholeLayers):
+    def __init__(self) -> None:
+        self.mounted: set[str] = set()
+        self.evicted: list[str] = []
+
+    def evict(self, layer: LayerRecord) -> int | None:
+        if layer.digest in self.mounted:
+            return None
+        Path(layer.data).unlink()
+        self.evicted.append(layer.digest)
+        return SIZE
+
+
+class Node:
+    """Four layers, `a` used longest ago; `d` was made here."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.layers = {}
+        for name in "abcd":
+            home = directory / name
+            home.mkdir()
+            (home / "data.erofs").write_bytes(bytes(range(256)) * (SIZE // 256))
+            if name != "d":
+                (home / "remote.json").write_text("{}")
+            self.layers[name] = LayerRecord(
+                name, str(home / "metadata.erofs"), str(home / "data.erofs"), 1, SIZE, 1, "0" * 64
+            )
+        images = [ImageRecord(f"{name}:1", "base", (layer,), ImageConfig(), 0.0) for name, layer in self.layers.items()]
+        self.kept: set[str] = set()
+        self.recent: set[str] = set()
+        self.loader = Loader()
+        catalogue = SimpleNamespace(list=lambda: tuple(images), get=lambda ref: images["abcd".index(ref[0])])
+        mounts = SimpleNamespace(forget=self.forget, users=lambda digest: int(digest in self.kept))
+        uses = SimpleNamespace(
+            last=lambda: {name: float(at) for at, name in enumerate("dabc")},
+            recent=lambda digest, _: digest in self.recent,
+            pinned=lambda: frozenset({"b:1"}),
+        )
+        store: Any = SimpleNamespace(catalogue=catalogue)
+        self.data = ImageData(store, mounts, uses, self.loader, limit_bytes=limit_bytes)  # type: ignore[arg-type]
+
+    async def forget(self, digest: str) -> bool:
+        return digest not in self.kept
+
+
+@pytest.mark.parametrize(
+    ("limit", "gone"), [(0, ""), (3 * SIZE, ""), (3 * SIZE - 1, "a"), (SIZE, "ab"), (SIZE - 1, "abc"), (1, "abc")]
+)
+async def test_only_as_much_goes_as_must(tmp_path: Path, limit: int, gone: str) -> None:
+    node = Node(tmp_path, limit)
+    assert await node.data.evict() == len(gone) * SIZE
+    assert node.loader.evicted == list(gone)
+    assert await node.data.evict() == 0
+
+
+async def test_what_is_used_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1)
+    node.kept, node.recent, node.loader.mounted = {"a"}, {"b"}, {"c"}
+    assert await node.data.evict() == 0
+    node.kept, node.recent = set(), set()
+    assert await node.data.evict() == 2 * SIZE
+    assert node.loader.evicted == ["a", "b"]
+
+
+async def test_what_is_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path, SIZE)
+    node.kept = {"b"}
+    every = await node.data.stats("")
+    assert [layer.layer for layer in every.layers] == list("abcd")
+    assert (every.cache_bytes, every.cache_limit) == (3 * SIZE, SIZE)
+    (one,) = (await node.data.stats("b:1")).layers
+    assert (one.layer, one.refs, one.in_use, one.pinned, one.last_used_at) == ("b", ("b:1",), 1, True, 2.0)
