@@ -18,6 +18,7 @@ from libdsec.protocol.spec import Network
 from .options import pairs
 from .outcome import report
 from .output import amount, emit, printable, say
+from .registry_login import login_for
 
 if TYPE_CHECKING:
     from dsec.dockerfile.run import News
@@ -105,6 +106,7 @@ async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
         target=wanted.target,
         network=networks[wanted.network],
         cache=wanted.cache,
+        login_for=login_for,
     )
     show = _show if wanted.progress == "plain" else _show_nothing
     return await build(client, ref, _text(wanted), wanted.directory, options, show)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
 from libdsec.protocol.errors import ConflictError, FileOperationError, InvalidArgumentError
@@ -48,6 +48,11 @@ class Context:
         self._root = os.path.realpath(directory)
         self._ignore = ignore
         self._entries: dict[str, Entry] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """The build is over: what a thread still reads of it ends at the next piece."""
+        self._closed = True
 
     def find(self, source: str) -> list[Entry]:
         """What a source of COPY names; a link is what it points to. The directory itself has the path ``.
@@ -131,6 +136,7 @@ class Context:
     def _pass(self, taken: Sequence[Taken], archive: tarfile.TarFile | None, owner: Owner) -> str:
         hasher = hashlib.sha256()
         for entry, name in taken:
+            self._require_open()
             try:
                 self._one(entry, name, archive, owner, hasher)
             except OSError as error:
@@ -174,20 +180,28 @@ class Context:
             member.size = os.fstat(descriptor).st_size
             _say(hasher, entry, member)
             if archive is not None:
-                archive.addfile(member, _Hashed(file, hasher))  # type: ignore[arg-type]  # reading is all it needs
+                archive.addfile(member, _Hashed(file, hasher, self._require_open))  # type: ignore[arg-type]  # reading is all it needs
                 return
             while piece := file.read(_PIECE):
+                self._require_open()
                 hasher.update(piece)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConflictError(f"cannot copy out of {self._root}: the build is over")
 
 
 class _Hashed:
     """A file that is hashed as it is read."""
 
-    def __init__(self, file: IO[bytes], hasher: hashlib._Hash) -> None:
+    def __init__(self, file: IO[bytes], hasher: hashlib._Hash, go_on: Callable[[], None]) -> None:
+        """`go_on` raises when there is no sense in it any more."""
         self._file = file
         self._hasher = hasher
+        self._go_on = go_on
 
     def read(self, size: int) -> bytes:
+        self._go_on()
         piece = self._file.read(size)
         self._hasher.update(piece)
         return piece

@@ -13,8 +13,9 @@ import msgspec
 
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.protocol.environment import ImageConfig, ImageInfo, parse_ref
-from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, InvalidArgumentError
+from libdsec.protocol.errors import AlreadyExistsError, DSecError, ImageNotFoundError, InvalidArgumentError
 from libdsec.protocol.exec import ExecResult
+from libdsec.protocol.images import RegistryLogin
 from libdsec.protocol.spec import Network
 
 from . import copying
@@ -34,7 +35,7 @@ from .plan import (
     plan_stage,
     step_key,
 )
-from .refusals import StepFailedError, refusal
+from .refusals import StepFailedError, at_line, refusal
 
 CACHE = "build-cache"
 """The name that images of steps begin with."""
@@ -56,6 +57,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """False: every step is run, and its image takes the place of the one in the cache."""
     step_timeout_s: float = 3600.0
     """Of one RUN."""
+    login_for: Callable[[str], RegistryLogin | None] = lambda source: None
+    """Who asks for an image that is pulled, as `docker://HOST/NAME:TAG`."""
 
 
 class News(msgspec.Struct, frozen=True):
@@ -97,7 +100,10 @@ async def build(client: DSecClient, ref: str, text: str, directory: str, options
     images = {info.ref: info for info in await client.images()}
     if ref in images:
         raise AlreadyExistsError(f"cannot build {ref}: the name is taken, and images never change", ref=ref)
-    made = await _Build(client, file, context, options, say, images).all(stages)
+    try:
+        made = await _Build(client, file, context, options, say, images).all(stages)
+    finally:
+        context.close()
     return await client.build_image(ref, f"image:{made.ref}", config=made.config)
 
 
@@ -145,10 +151,16 @@ class _Build:
             made = self._stages[base.number]
         else:
             self._say(News("step", stage.name, stage.base.line, stage.base.text))
-            made = await self._image(base, stage.base.line)
+            try:
+                made = await self._image(base, stage.base.line)
+            except DSecError as error:
+                raise at_line(error, stage.base.line) from error
         planned, shell = plan_stage(self._file, stage, made.config, made.shell, self._options.arguments)
         for step in planned.steps:
-            made = await self._step(stage, made, step)
+            try:
+                made = await self._step(stage, made, step)
+            except DSecError as error:
+                raise at_line(error, step.line) from error
         return _Made(made.ref, made.layers, planned.config, shell)
 
     async def _image(self, name: str, line: int) -> _Made:
@@ -169,8 +181,9 @@ class _Build:
         try:
             return _made(await self._client.image(local))
         except ImageNotFoundError:
-            plain = _LOOPBACK.fullmatch(match["host"]) is not None
-            return _made(await self._client.pull_image(f"docker://{name}", local, plain_http=plain))
+            source, plain = f"docker://{name}", _LOOPBACK.fullmatch(match["host"]) is not None
+            login = self._options.login_for(source)
+            return _made(await self._client.pull_image(source, local, login=login, plain_http=plain))
 
     async def _scratch(self) -> _Made:
         ref = f"{CACHE}/{SCRATCH}:1"
