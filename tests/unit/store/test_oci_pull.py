@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import select
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_registry import Answer, Lying, served
+from lying_registry import Answer, Asked, Lying, served
 from oci_layouts import config_of, digest, directory, file, manifest_of, put, squeezed, tar, write_layout
 
+from dsec.edge.blocking import in_thread
 from dsec.store.history import history, known_blob
 from dsec.store.local import LocalStore
 from dsec.store.oci.manifest import OCI_MANIFEST
@@ -59,10 +65,10 @@ def lying() -> Iterator[Lying]:
         yield lying
 
 
-def children() -> list[str]:
-    """Of this process, as they call themselves."""
+def children(parent: int | None = None) -> list[str]:
+    """Of this process, those that convert."""
     listed = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=False
+        ["ps", "--ppid", str(parent or os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=False
     ).stdout
     return [line.split(maxsplit=1)[0] for line in listed.splitlines() if "dsec.store.oci.worker" in line]
 
@@ -260,3 +266,60 @@ def test_empty_layers_and_images(puller: Puller, tmp_path: Path) -> None:
     write_layout(tmp_path / "none", [empty, root])
     with pytest.raises(InvalidArgumentError, match="no files"):
         pull(puller, f"oci:{tmp_path}/none", "none:1")
+
+
+_PULLS = """
+import sys
+from dsec.store.local import LocalStore
+from dsec.store.oci.pull import Puller
+from libdsec.protocol.images import ImagePullRequest
+
+def told(news):
+    if news.bytes_total:
+        print("under way", flush=True)
+
+Puller(LocalStore(sys.argv[1])).pull(ImagePullRequest(sys.argv[2], plain_http=True), told)
+"""
+
+
+def test_what_a_killed_server_leaves_is_nothing(lying: Lying, tmp_path: Path) -> None:
+    publish(lying, tmp_path / "layout", "base", LAYERS)
+    path = f"/v2/base/blobs/{digest(squeezed(LAYERS[2]))}"
+    stalled = threading.Event()
+
+    def rule(asked: Asked) -> Answer | None:
+        if asked.path == path:
+            stalled.wait(30)
+        return None
+
+    lying.rules.insert(0, rule)
+    state = str(tmp_path / "state")
+    command = [sys.executable, "-c", _PULLS, state, f"docker://{lying.host}/base:v1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"under way\n"
+        workers = [int(pid) for pid in children(process.pid)]
+        assert workers
+        ends = [os.pidfd_open(pid) for pid in workers]
+        process.kill()
+        for end in ends:
+            assert select.select([end], [], [], 30)[0]
+            os.close(end)
+    stalled.set()
+    store = LocalStore(state)
+    assert os.listdir(f"{state}/building") == os.listdir(store.layers_dir) == []
+    lying.rules.pop(0)
+    assert len(pull(Puller(store), f"docker://{lying.host}/base:v1", merge_bytes=0).layers) == 4
+    store.close()
+
+
+async def test_a_cancel_ends_a_silent_wait(store: LocalStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        begun = asyncio.Event()
+        work = partial(Puller(store).pull, ImagePullRequest(f"docker://{host}/a:v1", plain_http=True))
+        task = asyncio.ensure_future(in_thread(work, lambda _: begun.set()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from libdsec.protocol.environment import BuildProgress
@@ -23,6 +24,8 @@ async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
     After a cancel that argument raises: the work ends there, takes away what it has made, and only then this does.
     """
     loop = asyncio.get_running_loop()
+    # a thread of its own: those that the loop has are few, and for what is over soon
+    thread = ThreadPoolExecutor(1, "dsec-image")
     canceled = False
 
     def step(news: BuildProgress) -> None:
@@ -30,7 +33,7 @@ async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
             raise CanceledError
         loop.call_soon_threadsafe(progress, news)
 
-    working = loop.run_in_executor(None, work, step)
+    working = loop.run_in_executor(thread, work, step)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -40,3 +43,5 @@ async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
         except CanceledError:
             pass  # as asked for
         raise
+    finally:
+        thread.shutdown(wait=False)

@@ -27,6 +27,8 @@ Progress = Callable[[BuildProgress], None]
 """Called at least each second; what it raises ends the pull and comes out of it."""
 
 TURN_S: Final = 0.25
+WORTH_BYTES: Final = 8 * 1024 * 1024
+"""Compressed, of layers that nobody makes yet. To make fewer takes less time than to begin another process."""
 
 State = Literal["wanted", "mine", "making", "built", "inheriting", "done"]
 """Nobody's, or another pull's; to be made by this one; given to a child; made, but waiting for those below; given to a
@@ -163,7 +165,8 @@ class Fetching:
             self._done(part, made)
 
     def _give(self, part: Part, job: Convert | Inherit, state: State) -> None:
-        worker = self._crew.try_give(job)
+        left = sum(each.blob.size for each in self._parts if each.state == "mine")
+        worker = self._crew.try_give(job, worth_another=left >= WORTH_BYTES)
         if worker is not None:
             self._doing[worker] = part
             part.state = state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -28,9 +27,10 @@ from .manifest import broken
 from .messages import Failed, Found, Resolve, Start
 from .reference import parse_place
 from .source import Resolved
-from .workers import Crew, Worker
+from .workers import Crew
 
 MAX_JOBS: Final = 3
+"""Layers that a node fetches and converts at once."""
 ANY_SIZE: Final = 1 << 62
 
 
@@ -40,7 +40,7 @@ class Puller:
     def __init__(self, store: LocalStore) -> None:
         self._store = store
         self._flights = Flights()
-        self._slots = threading.BoundedSemaphore(max(1, min(MAX_JOBS, os.cpu_count() or 1)))
+        self._slots = threading.BoundedSemaphore(MAX_JOBS)
 
     def pull(self, request: ImagePullRequest, progress: Progress) -> ImageInfo:
         """Blocks until the image is published; an error or an exception of `progress` leaves nothing of it.
@@ -96,11 +96,10 @@ class Puller:
 
 
 def _resolve(crew: Crew, progress: Progress) -> Resolved:
-    worker: Worker | None = None
+    crew.ask(Resolve())
     while True:
-        worker = worker or crew.try_give(Resolve())
-        for answering, answer in crew.wait(TURN_S):
-            crew.done(answering)
+        for worker, answer in crew.wait(TURN_S):
+            crew.answered(worker)
             if isinstance(answer, Found):
                 return answer.resolved
             assert isinstance(answer, Failed)

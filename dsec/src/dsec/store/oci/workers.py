@@ -28,19 +28,27 @@ class Worker:
     """One child; `busy` while it has a job."""
 
     def __init__(self, start: Start) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dsec.store.oci.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        """:raises UnavailableError: no child can be made."""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dsec.store.oci.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot start a process to convert an image: {error.strerror}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
         self._frames = Frames()
-        self._write(start)
         self.busy = False
+        try:
+            self._write(start)
+        except BaseException:
+            self.end()
+            raise
 
     def give(self, job: Job) -> None:
         self.busy = True
@@ -106,11 +114,20 @@ class Crew:
         while self._held:
             self._free()
 
-    def try_give(self, job: Job) -> Worker | None:
-        """Who does it now, None where all that may be are busy."""
+    def ask(self, job: Job) -> None:
+        """A question of its own, which may take as long as a registry is silent: the jobs of others do not wait."""
+        self._begin(job)
+
+    def try_give(self, job: Job, *, worth_another: bool) -> Worker | None:
+        """Who does it now, None where all that may be are busy. Another child is begun where that is worth it."""
+        if self._workers and not worth_another and all(worker.busy for worker in self._workers):
+            return None
         if not self._slots.acquire(blocking=False):
             return None
         self._held += 1
+        return self._begin(job)
+
+    def _begin(self, job: Job) -> Worker:
         worker = next((worker for worker in self._workers if not worker.busy), None)
         if worker is None:
             worker = Worker(self._start)
@@ -118,8 +135,12 @@ class Crew:
         worker.give(job)
         return worker
 
+    def answered(self, worker: Worker) -> None:
+        """It has done what it was asked."""
+        worker.busy = False
+
     def done(self, worker: Worker) -> None:
-        """It has answered its job."""
+        """It has done its job."""
         worker.busy = False
         self._free()
 
