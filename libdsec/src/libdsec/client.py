@@ -225,9 +225,9 @@ class DSecClient(ImageCalls):
         )
         return JobLease(self._channel, request)
 
-    async def images(self) -> tuple[ImageInfo, ...]:
-        """Every published image."""
-        pages: Sequence[ImageList] = await self._pages("image.list", ImageListRequest())
+    async def images(self, *, store: bool = False) -> tuple[ImageInfo, ...]:
+        """Every image of the node, or with `store` every one of its shared store."""
+        pages: Sequence[ImageList] = await self._pages("image.list", ImageListRequest(store=store))
         return tuple(found for page in pages for found in page.images)
 
     async def image(self, ref: str) -> ImageInfo:

@@ -56,3 +56,10 @@ def test_gc(node):
     asked = node.request("image.gc")
     assert (asked.keep_bytes, asked.dry_run) == (0, False)
     assert node.run("image", "gc", "--keep", "much").exit_code == 2
+
+
+def test_ls_of_the_store(node):
+    assert node.run("image", "ls", "--store", "-q").stdout == "debian:12\n"
+    assert node.request("image.list").store is True
+    node.run("image", "ls")
+    assert node.request("image.list").store is False

@@ -88,6 +88,25 @@ async def test_names_that_begin_alike_do_not_meet(url: str, tmp_path: Path) -> N
             assert (await reader.resolve(name)).info() == local.catalogue.get(name).info()
 
 
+async def test_what_a_store_has_is_listed_in_pages(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsec.store.remote.browse.PAGE", 2)
+    objects = open_impatient(url)
+    with node(tmp_path / "a", objects) as (local, shared):
+        assert await shared.list(None) == ((), None)
+        for name in ("b:1", "a/b:1", "a:2", "a:1"):
+            put_image(local, name, name.encode())
+            await shared.publish(name, quiet)
+        await objects.put("names/broken/_tags/1", b"nonsense")
+        await objects.put("names/stray", b"nonsense")
+        listed, after = [], None
+        for _ in range(3):
+            page = await shared.list(after)
+            listed += page.images
+            after = page.next
+        assert after is None
+        assert listed == [local.catalogue.get(ref).info() for ref in ("a/b:1", "a:1", "a:2", "b:1")]
+
+
 async def test_a_name_is_published_once(url: str, tmp_path: Path) -> None:
     objects = open_impatient(url)
     with node(tmp_path / "a", objects) as (local, shared), node(tmp_path / "b", objects) as (other, second):

@@ -107,16 +107,19 @@ def build(
 
 @app.command()
 def ls(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names.")] = False, json: JsonOption = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Those of the node's shared store.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """List images.
 
     \b
     dsec image ls
+    dsec image ls --store
     """
 
     async def work(client: DSecClient) -> None:
-        images = sorted(await client.images(), key=lambda info: info.ref)
+        images = sorted(await client.images(store=store), key=lambda info: info.ref)
         if json:
             emit(images)
         elif quiet:

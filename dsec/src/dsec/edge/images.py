@@ -22,6 +22,7 @@ from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.oci.pull import Puller
 from dsec.store.pack.order import Packing
+from dsec.store.remote.browse import Page
 from dsec.store.remote.shared import SharedStore
 from dsec.store.sinks.tar import Piece
 from dsec.store.uses import Uses
@@ -118,6 +119,11 @@ class Images(Protocol):
         self, layers: Sequence[str], id_base: int, capture: Capture
     ) -> AbstractAsyncContextManager[tuple[ChangeCount, Iterator[bytes]]]:
         """What a sandbox changed over its layers: how many, and arrays of `Change` in the order of paths."""
+
+    async def list_shared(self, after: str | None) -> Page:
+        """Images of the shared store whose names are above `after`.
+
+        :raises UnsupportedOperationError: this node has no shared store, or it cannot be listed."""
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         """:raises ImageNotFoundError: not published here."""
@@ -255,6 +261,9 @@ class StoreImages:
 
     async def stats(self, ref: str) -> ImageStatsAnswer:
         return await self._data.stats(ref)
+
+    async def list_shared(self, after: str | None) -> Page:
+        return await self._required_store("list it").list(after)
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         if pinned and self._shared is not None:

@@ -13,6 +13,7 @@ from dsec.edge.images import Composed
 from dsec.edge.packing import Capture, read_upper
 from dsec.store.oci.reference import RegistryPlace, parse_place, place_name
 from dsec.store.pack.order import Packing, Upper
+from dsec.store.remote.browse import Page
 from libdsec.protocol.environment import (
     BuildProgress,
     ImageBuildRequest,
@@ -128,6 +129,9 @@ class FakeImages:
             for digest in sorted(wanted)
         )
         return ImageStatsAnswer(counted, 0, 0)
+
+    async def list_shared(self, after: str | None) -> Page:
+        return Page((), None)
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
         return self.inspect(ref)

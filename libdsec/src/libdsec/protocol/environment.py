@@ -105,9 +105,11 @@ class ImageNameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
 
 
-class ImageListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ImageListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     after: str | None = None
     """Only references above this one: the next page."""
+    store: bool = False
+    """Those of the node's shared store instead of the node's own."""
 
 
 class ImageList(msgspec.Struct, frozen=True):

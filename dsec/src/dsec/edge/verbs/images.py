@@ -47,11 +47,20 @@ async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageI
 
 
 def list_images(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    after = read(request, ImageListRequest).after
+    asked = read(request, ImageListRequest)
+    if asked.store:
+        return answer_by_task(edge, _list_shared(edge, asked.after), caller, "image.list")
+    after = asked.after
     found = sorted(edge.images.list(), key=lambda image: image.ref)
     entries, following = fill_page((image.ref, image) for image in found if after is None or image.ref > after)
     caller.result(encode(_Page(entries, following)))
     return ANSWERED
+
+
+async def _list_shared(edge: Edge, after: str | None) -> _Page:
+    page = await edge.images.list_shared(after)
+    entries, following = fill_page((image.ref, image) for image in page.images)
+    return _Page(entries, following or page.next)
 
 
 def inspect(edge: Edge, request: Request, caller: Caller) -> Answerer:

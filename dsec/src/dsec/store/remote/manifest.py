@@ -13,6 +13,8 @@ from dsec.store.records import ImageRecord, LayerRecord
 from libdsec.protocol.environment import ImageConfig, LayerKind, parse_ref
 from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, UnsupportedOperationError
 
+NAMES = "names"
+"""Below it manifests lie."""
 SCHEMA = 1
 MAX_MANIFEST_BYTES = 1024 * 1024
 
@@ -61,7 +63,7 @@ def manifest_path(ref: str) -> str:
     """:raises InvalidArgumentError: not a name with a tag."""
     parsed = parse_ref(ref)
     # no part of a name begins with an underscore: tags and longer names never meet
-    return f"names/{parsed.name}/_tags/{parsed.tag}"
+    return f"{NAMES}/{parsed.name}/_tags/{parsed.tag}"
 
 
 def layer_path(digest: str, name: str) -> str:

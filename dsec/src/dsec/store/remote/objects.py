@@ -35,6 +35,9 @@ T = TypeVar("T")
 CONCURRENCY = 16
 """Requests under way at once."""
 
+_LISTED_BYTES = 512
+"""Of an object in a list, about."""
+
 _SECRETS = re.compile(r"(://)(?:[^/\s@]*@)?([^\s?)]*)(?:\?[^\s)]*)?")
 """Of a URL in a message: who asks, and what is signed."""
 _NO_ROOM = re.compile(r"os error (28|122)\b")
@@ -138,6 +141,27 @@ class Objects:
                 f"cannot read {path} of {self.url}: it ends before byte {start + length}", store=self.url, path=path
             )
         return found
+
+    async def list(self, prefix: str, limit: int) -> list[str]:
+        """Names of all objects below `prefix`, a directory, in no order.
+
+        :raises UnsupportedOperationError: a store that is read by HTTP.
+        :raises CapacityError: there are more than `limit`.
+        """
+        if not self._writable:
+            raise UnsupportedOperationError(
+                f"cannot list the shared store {self.url}: HTTP has no lists; name the image", store=self.url
+            )
+
+        async def ask(_: asyncio.Timeout) -> list[str]:
+            found: list[str] = []
+            async for some in obstore.list(self._store, prefix, chunk_size=1000):
+                found += [each["path"] for each in some]
+                if len(found) > limit:
+                    raise CapacityError(f"cannot list {prefix} of {self.url}: it has more than {limit} objects")
+            return found
+
+        return await self._tried(f"list {prefix}", limit * _LISTED_BYTES, ask) or []
 
     async def put(self, path: str, content: bytes | bytearray, *, replace: bool = False) -> bool:
         """Write an object, whole or not at all. False: there is one of that name, which stays unless `replace`.

@@ -16,6 +16,7 @@ from libdsec.protocol.errors import DSecError, UnavailableError
 from libdsec.protocol.images import ImagePublished
 
 from .beside import read_beside
+from .browse import Page, list_images
 from .known import Known
 from .objects import Objects
 from .publish import has_image, publish_image
@@ -82,6 +83,10 @@ class SharedStore:
         finally:
             del self._resolving[ref]
             done.cancel()
+
+    async def list(self, after: str | None) -> Page:
+        """See `list_images`."""
+        return await list_images(self._objects, after)
 
     def images(self) -> frozenset[str]:
         """Names of this node's images that the store had when it was last asked. Blocks."""
