@@ -14,6 +14,7 @@ from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
 
 from dsec.store.loading import present
 from dsec.store.loading.bounds import Bounds
+from dsec.store.loading.cache import is_whole
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
 
 pytestmark = pytest.mark.needs("root", "erofs-from-files", "pre-content")
@@ -39,7 +40,7 @@ def test_a_layer_that_is_whole_raises_no_events_and_costs_nothing(rig: Rig) -> N
     with rig.loader() as loader:
         loader.fetch_all([layer.record], lambda _: None)
         assert Path(layer.record.data).read_bytes() == layer.data
-        assert loader.whole(layer.record)
+        assert is_whole(layer.record)
         fetched = rig.store.fetched.total()
         with rig.mounted(loader, layer.record) as root:
             assert marks(rig) == 0

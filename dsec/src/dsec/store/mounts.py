@@ -78,6 +78,8 @@ class LayerMounts:
         if self._users.get(digest, 0) < 1:
             raise RuntimeError(f"layer {digest} was released more often than acquired")
         self._count_down(digest)
+        if digest not in self._users and digest not in self._held:
+            await self.forget(digest)  # its mount went with a fork server
         while len(self._idle) > self._max_idle:
             if not await self.forget(next(iter(self._idle))):
                 break
@@ -117,6 +119,7 @@ class LayerMounts:
             if digest in self._users:
                 return False
             if digest not in self._held:
+                await self._end(digest)
                 return True
             # out of the books first: an acquire that comes during the drop mounts it again, after this turn
             self._idle.pop(digest, None)
@@ -128,9 +131,13 @@ class LayerMounts:
                 if digest not in self._users:
                     self._idle[digest] = None
                 return False
-            if self._unmounted is not None:
-                await asyncio.get_running_loop().run_in_executor(None, self._unmounted, digest)
+            await self._end(digest)
         return True
+
+    async def _end(self, digest: str) -> None:
+        """Within the layer's turn, so that nobody mounts it meanwhile."""
+        if self._unmounted is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._unmounted, digest)
 
     def _count_down(self, digest: str) -> None:
         self._users[digest] -= 1

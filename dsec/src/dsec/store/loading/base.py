@@ -97,10 +97,6 @@ class LayerLoader(Protocol):
         """
         ...
 
-    def whole(self, layer: LayerRecord) -> bool:
-        """Whether all of its data is here, checked."""
-        ...
-
     def verify(self, layer: LayerRecord) -> None:
         """Hold what is here of a layer against its digest. A chunk that came from the store and is damaged is fetched
         anew when it is read.

@@ -123,6 +123,13 @@ class DataCache:
                 f"cannot make {layer.data} for layer {layer.digest}: {error.strerror}", digest=layer.digest
             ) from error
 
+    def is_current(self) -> bool:
+        """Whether the layer still has this data file: it may have been removed, and have come again."""
+        try:
+            return os.path.samestat(os.stat(self.layer.data), os.fstat(self.writer))
+        except FileNotFoundError:
+            return False
+
     def check_after_boot(self) -> int:
         """Hold what came before this boot against its digests; how many chunks were not what the map says."""
         if self.present.trusted:

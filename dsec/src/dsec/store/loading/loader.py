@@ -143,18 +143,6 @@ class Loader:
             done += layer.data_bytes
             progress(done)
 
-    @contextlib.contextmanager
-    def whole_layers(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> Iterator[None]:
-        """As `fetch_all`; their data stays here as long as the block runs."""
-        with contextlib.ExitStack() as stack:
-            for layer in layers:
-                stack.enter_context(self._in_use(layer))
-            self.fetch_all(layers, progress)
-            yield
-
-    def whole(self, layer: LayerRecord) -> bool:
-        return is_whole(layer)
-
     def verify(self, layer: LayerRecord) -> None:
         """See `LayerLoader.verify`."""
         if is_whole(layer):

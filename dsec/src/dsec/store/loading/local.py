@@ -23,9 +23,6 @@ class WholeLayers:
     def fetch_all(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> None:
         progress(sum(layer.data_bytes for layer in layers))
 
-    def whole(self, layer: LayerRecord) -> bool:
-        return True
-
     def verify(self, layer: LayerRecord) -> None:
         check_whole(layer)
 

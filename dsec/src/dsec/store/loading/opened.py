@@ -75,7 +75,9 @@ class OpenedLayers:
         """
         opened = self._opened.get(layer.digest)
         if opened is not None:
-            return opened
+            if opened.cache.is_current():
+                return opened
+            self._close(self._opened.pop(layer.digest))
         source = self._open_source(layer)
         cache = DataCache.open(layer)
         try:
