@@ -62,7 +62,7 @@ def push_image(store: LocalStore, request: ImagePushRequest, progress: Progress)
 def _target(request: ImagePushRequest, tag: str, directory: str, pulse: Callable[[], None]) -> Target:
     place = parse_place(request.destination)
     if not isinstance(place, RegistryPlace):
-        return layout_target(place, tag, directory)
+        return layout_target(place, tag, directory, pulse)
     if place.digest:
         raise InvalidArgumentError(f"cannot push to {place}: it must end in :TAG, not in a digest", field="destination")
     registry = Registry(place, login=request.login, plain_http=request.plain_http, writes=True, pulse=pulse)

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from dsec.store import disk_full
-from dsec.store.sinks.tar import write_tar
+from dsec.store.sinks.tar import tar_pieces
 from dsec.store.sources.base import Entry, Extent
 from dsec.store.sources.memory import MemorySource
 from dsec.store.tree import Node
@@ -30,6 +30,7 @@ from .reference import FilePlace
 from .registry import Registry
 
 _PIECE: Final = 1024 * 1024
+_PIECES_A_PULSE: Final = 4
 _MARK: Final = b'{"imageLayoutVersion":"1.0.0"}'
 
 Told = Callable[[int], None]
@@ -183,13 +184,17 @@ class LayoutTarget:
 class ArchiveTarget:
     """See `Target`: a layout as a new file. Its parts lie in `directory` until it is written."""
 
-    def __init__(self, path: str, tag: str, directory: str) -> None:
-        """:raises AlreadyExistsError: there is something of that name."""
+    def __init__(self, path: str, tag: str, directory: str, pulse: Callable[[], None]) -> None:
+        """`pulse` is called while the archive is written, about each MiB, and may raise.
+
+        :raises AlreadyExistsError: there is something of that name.
+        """
         if os.path.lexists(path):
             raise AlreadyExistsError(f"cannot push to {path}: it exists, and an archive is written anew", path=path)
         self._path = path
         self._tag = tag
         self._directory = directory
+        self._pulse = pulse
         self._blobs: dict[str, tuple[str, int]] = {}
 
     def has_blob(self, digest: str) -> bool:
@@ -209,7 +214,10 @@ class ArchiveTarget:
         part = f"{self._path}.{secrets.token_hex(6)}.part"
         try:
             with disk_full.typed(f"push to {self._path}", self._path), open(part, "xb") as archive:
-                write_tar(MemorySource(self._items(digest, len(body))), archive.write)
+                for number, piece in enumerate(tar_pieces(MemorySource(self._items(digest, len(body))))):
+                    archive.write(piece)
+                    if number % _PIECES_A_PULSE == 0:
+                        self._pulse()
                 archive.flush()
                 os.fsync(archive.fileno())
             os.link(part, self._path)
@@ -254,12 +262,14 @@ class _FileContent:
         return got
 
 
-def layout_target(place: FilePlace, tag: str, directory: str) -> Target:
-    """:raises InvalidArgumentError: images are not pushed to such a place."""
+def layout_target(place: FilePlace, tag: str, directory: str, pulse: Callable[[], None]) -> Target:
+    """`directory` and `pulse`: see `ArchiveTarget`.
+
+    :raises InvalidArgumentError: images are not pushed to such a place."""
     if place.scheme == "oci":
         return LayoutTarget(place.path, place.tag or tag)
     if place.scheme == "oci-archive":
-        return ArchiveTarget(place.path, place.tag or tag, directory)
+        return ArchiveTarget(place.path, place.tag or tag, directory, pulse)
     raise InvalidArgumentError(
         f"cannot push to {place}: it must be docker://HOST/NAME:TAG, oci:DIR or oci-archive:FILE", field="destination"
     )
