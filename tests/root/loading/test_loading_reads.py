@@ -59,6 +59,14 @@ def test_a_hundred_readers_of_one_chunk_cost_one_fetch(rig: Rig) -> None:
         assert set(rig.store.fetched.values()) == {1}
 
 
+def test_a_layer_without_contents_is_whole_at_once(rig: Rig) -> None:
+    (rig.directory / "tree1" / "empty").mkdir(parents=True)
+    layer = rig.layer(files=0)
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        assert os.listdir(root) == ["empty"]
+        assert is_whole(layer.record) or layer.data
+
+
 def test_a_store_that_fails_once_costs_a_moment(rig: Rig) -> None:
     layer = rig.layer(files=8)
     failed: set[int] = set()

@@ -25,7 +25,10 @@ class Machine:
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        self.layers = LayerMounts(self.hold, self.drop, self.locate, max_idle=max_idle, mount=self.mount)
+        self.ended: list[str] = []
+        self.layers = LayerMounts(
+            self.hold, self.drop, self.locate, max_idle=max_idle, mount=self.mount, unmounted=self.ended.append
+        )
 
     async def hold(self, key: str, descriptor: int) -> None:
         os.fstat(descriptor)
@@ -225,6 +228,30 @@ def test_what_a_lost_fork_server_held_is_mounted_by_the_next_use() -> None:
         for _ in range(2):
             await machine.layers.release(DIGEST)
         assert not machine.layers.in_use(DIGEST)
+
+    run(story)
+
+
+def test_the_end_of_mounts_is_told_once_nobody_has_them() -> None:
+    async def story(machine: Machine) -> None:
+        for _ in range(2):
+            await machine.layers.acquire(DIGEST)
+        await machine.layers.release(DIGEST)
+        assert not await machine.layers.forget(DIGEST)
+        await machine.layers.release(DIGEST)
+        assert machine.ended == []
+        machine.busy.add(DIGEST)
+        assert not await machine.layers.forget(DIGEST)
+        assert machine.ended == []
+        machine.busy.clear()
+        assert await machine.layers.forget(DIGEST)
+        assert machine.ended == [DIGEST]
+        # mounts that went with a fork server, while a sandbox goes on over its own
+        await machine.layers.acquire(DIGEST)
+        machine.layers.lost([DIGEST])
+        assert machine.ended == [DIGEST]
+        await machine.layers.release(DIGEST)
+        assert machine.ended == [DIGEST, DIGEST]
 
     run(story)
 

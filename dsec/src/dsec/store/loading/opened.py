@@ -111,7 +111,7 @@ class OpenedLayers:
 
     def _writer(self, layer: LayerRecord) -> int:
         """A descriptor of the data file that raises no events: one of an event, where events are raised."""
-        if self.events is None:
+        if self.events is None or not layer.data_bytes:
             return os.open(layer.data, os.O_RDWR | os.O_CLOEXEC)
         provoked: Future[int] = Future()
         self._provoked[layer.digest] = provoked
