@@ -269,3 +269,23 @@ async def test_a_node_without_a_store(tmp_path: Path) -> None:
         with pytest.raises(ImageNotFoundError):
             await alone.compose(SandboxSpec(image="b:1"))
         await alone.tend()
+
+
+async def test_an_image_that_goes_between_its_coming_and_its_choice_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path) as node:
+        await node.publish("a:1", 1)
+        bring = node.shared.bring
+        calls = 0
+
+        async def bring_and_lose(refs: tuple[str, ...]) -> None:
+            nonlocal calls
+            calls += 1
+            await bring(refs)
+            if calls == 1:
+                node.local.remove("a:1", node.mounts.in_use)
+
+        monkeypatch.setattr(node.shared, "bring", bring_and_lose)
+        await node.use("a:1")
+        assert (node.names(), calls) == (["a:1"], 2)

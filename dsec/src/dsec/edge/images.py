@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from dsec.store.collect import Collector
-from dsec.store.compose import compose
+from dsec.store.compose import Composition, compose
 from dsec.store.diff import diff_images
 from dsec.store.export import export_image
 from dsec.store.history import history
@@ -27,7 +27,7 @@ from dsec.store.remote.shared import SharedStore
 from dsec.store.sinks.tar import Piece
 from dsec.store.uses import Uses
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
-from libdsec.protocol.errors import UnsupportedOperationError
+from libdsec.protocol.errors import ImageNotFoundError, UnsupportedOperationError
 from libdsec.protocol.images import (
     Change,
     ChangeCount,
@@ -187,18 +187,26 @@ class StoreImages:
         key = (spec.image, spec.workspace, spec.toolkits)
         found = self._composed.get(key)
         if found is None:
-            if self._shared is not None:
-                await self._shared.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
-            # the check of toolkits against what they lie over reads directories of every layer
-            if spec.toolkits:
-                composition = await asyncio.to_thread(compose, self._store.catalogue, spec)
-            else:
-                composition = compose(self._store.catalogue, spec)
+            composition = await self._composition(spec)
             found = Composed(tuple(layer.digest for layer in composition.layers), composition.config)
             if len(self._composed) >= MAX_COMPOSED:
                 self._composed.clear()
             self._composed[key] = found
         return found
+
+    async def _composition(self, spec: SandboxSpec) -> Composition:
+        if self._shared is not None:
+            await self._shared.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
+        try:
+            # the check of toolkits against what they lie over reads directories of every layer
+            if spec.toolkits:
+                return await asyncio.to_thread(compose, self._store.catalogue, spec)
+            return compose(self._store.catalogue, spec)
+        except ImageNotFoundError:
+            if self._shared is None:
+                raise
+        # collected again before it was chosen: that happens no second time, since it is the last to go now
+        return await self._composition(spec)
 
     async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
         from dsec.store.images import build_image  # only a build needs it
