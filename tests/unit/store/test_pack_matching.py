@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -154,3 +155,8 @@ def test_what_the_platforms_rules_say(path: str, stays: bool) -> None:
     for name in path.encode().split(b"/"):
         place = place.below(name)
     assert (place.left_out is None) == stays
+
+
+def test_the_page_has_the_rules() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "packing.md"
+    assert rules_table() in page.read_text(), "put rules_table() into docs/packing.md"

@@ -14,8 +14,10 @@ from libdsec.protocol.steps import Step
 
 from .document import NIL
 
-READS = frozenset({"file.stat", "file.read", "file.list", "file.archive", "file.watch", "sandbox.inspect"})
-"""They change nothing: to skip one leaves no gap."""
+PACK = "sandbox.pack_diff"
+
+READS = frozenset({"file.stat", "file.read", "file.list", "file.archive", "file.watch", "sandbox.inspect", PACK})
+"""They change nothing in a sandbox: to skip one leaves no gap."""
 
 NO_INPUT = hashlib.sha256(b"").digest()
 
@@ -46,6 +48,8 @@ def takes_input(step: Step) -> bool:
 def _why(step: Step) -> str | None:
     if step.opaque:
         return step.opaque
+    if step.method == PACK:
+        return "it made an image, and a name is given once"
     if bytes(step.request) == NIL:
         return "its request is too large for the log's readers"
     if step.state == "running":
