@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -97,7 +98,7 @@ class Loader:
                 _log.error("layers cannot be read on demand: the group is held by nobody else", error=str(error))
                 os.close(group)
                 return
-        self.use_group(group, fresh=fresh)
+        await asyncio.to_thread(self.use_group, group, fresh=fresh)
 
     def use_group(self, group: int, *, fresh: bool) -> None:
         """As `attach`, with a group that somebody else holds too."""
@@ -206,11 +207,11 @@ class Loader:
         path = self._sources.location(layer)
         if path is None:
             return None
-        if os.stat(path).st_size != layer.data_bytes:
-            raise IntegrityError(f"cannot mount layer {layer.digest}: {path} has not {layer.data_bytes} bytes")
         try:
+            if os.stat(path).st_size != layer.data_bytes:
+                raise IntegrityError(f"cannot mount layer {layer.digest}: {path} has not {layer.data_bytes} bytes")
             mount = mount_erofs(layer.metadata, path, label=layer.digest)
-        except KernelError as error:
+        except OSError as error:
             _log.warning("a layer cannot be read from the store's file", layer=layer.digest, error=str(error))
             return None
         self._ways[layer.digest] = "direct"
