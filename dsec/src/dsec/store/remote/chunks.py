@@ -17,9 +17,9 @@ LEVEL = 3
 """Of chunks: a layer is published at the speed of the network."""
 METADATA_LEVEL = 9
 
-_WINDOW_BITS = 29
-"""The largest window that a metadata image's frame may ask for: the most that it has."""
-_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_BITS}
+CHUNK_WINDOW_BITS = 24
+METADATA_WINDOW_BITS = 27
+"""The largest windows of frames, and so the memory that one may ask for: 16 and 128 MiB."""
 
 
 def encode_chunk(chunk: bytes) -> tuple[int, bytes]:
@@ -33,19 +33,20 @@ def decode_chunk(stored: memoryview, encoding: int, length: int) -> bytes:
 
     :raises IntegrityError: it is no chunk of that length.
     """
-    return bytes(stored) if encoding == RAW else decompress(stored, length, "a chunk")
+    return bytes(stored) if encoding == RAW else decompress(stored, length, CHUNK_WINDOW_BITS, "a chunk")
 
 
 def compress_metadata(image: bytes) -> bytes:
     return zstd.compress(image, METADATA_LEVEL)
 
 
-def decompress(stored: bytes | memoryview, length: int, what: str) -> bytes:
+def decompress(stored: bytes | memoryview, length: int, window_bits: int, what: str) -> bytes:
     """One frame of exactly `length` bytes.
 
     :raises IntegrityError: it is something else.
     """
-    decompressor = zstd.ZstdDecompressor(options=_OPTIONS)
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window_bits}
+    decompressor = zstd.ZstdDecompressor(options=options)
     try:
         # one more than expected: only so does the decompressor come to the frame's end
         made = decompressor.decompress(stored, max_length=length + 1)

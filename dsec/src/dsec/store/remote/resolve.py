@@ -15,7 +15,7 @@ from dsec.store.records import METADATA_NAME, ImageRecord, LayerRecord
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, IntegrityError
 
 from .beside import write_beside, write_durably
-from .chunks import decompress
+from .chunks import METADATA_WINDOW_BITS, decompress
 from .known import Known
 from .manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, decode_manifest, facts_of, layer_path, manifest_path
 from .objects import Objects
@@ -110,7 +110,8 @@ async def _required(objects: Objects, path: str, limit: int) -> bytes:
 
 def _take(store: str, local: LocalStore, taken: Taken, content: bytes, table: LayerTable, stored: bytes) -> LayerRecord:
     file = table.file
-    image = decompress(stored, file.metadata_bytes, f"the metadata image of layer {file.digest}")
+    what = f"the metadata image of layer {file.digest}"
+    image = decompress(stored, file.metadata_bytes, METADATA_WINDOW_BITS, what)
     if hashlib.sha256(image).digest() != file.metadata_digest:
         raise IntegrityError(
             f"cannot use layer {file.digest} of the shared store: its metadata image does not match its digest",
