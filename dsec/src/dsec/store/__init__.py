@@ -11,6 +11,12 @@ has the fork server hold them.
 
 The way back: `layer_data` reads contents out of layers, checking each chunk, and `flatten` makes one tree of a stack as
 an overlay would. On these stand `merge` (a few layers of many), `diff` (one image against another) and `export` (an
-image as a tar, by `sinks`); `history` remembers how layers came to be. What must always hold: a name is published once and then never changes; a layer that the
-catalogue knows is whole on the disk; what is mounted was checked against its digest first (`verify`).
+image as a tar, by `sinks`); `history` remembers how layers came to be.
+
+Beyond the node: `remote` is the shared store, where images are published and whence they are resolved; `loading` brings
+the data of such layers when it is read; `collect` forgets what can be had again, by what `uses` remembers.
+
+What must always hold: a name is published once and then never changes; a layer that the catalogue knows is whole on the
+disk, but for the data of one that lies in the shared store; what is mounted, and each chunk that is read, was checked
+against its digest first (`verify`, `loading`).
 """
