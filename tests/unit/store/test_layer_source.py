@@ -24,7 +24,7 @@ from dsec.store.records import LayerRecord
 from dsec.store.sources import BytesContent, DirectorySource, Entry, HardLink, Opaque, SourceItem, Whiteout
 from dsec.store.sources.layer import LayerSource
 from dsec.store.tree import Node
-from libdsec.protocol.errors import ConflictError, IntegrityError
+from libdsec.protocol.errors import ConflictError, IntegrityError, QuotaExceededError
 
 REG = stat.S_IFREG | 0o644
 DIR = stat.S_IFDIR | 0o755
@@ -110,6 +110,15 @@ def test_two_hundred_links_are_one_file(store: LocalStore, taken: Taken) -> None
     links = [item for item in flat.entries() if isinstance(item, HardLink)]
     assert len(links) == 197
     assert {link.target for link in links} == {b"002"}
+
+
+def test_only_so_many_names_become_one_tree(store: LocalStore, taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsec.store.flatten.MAX_ENTRIES", 10)
+    layers = [take(store, taken, [Entry(b"%d/%d" % (n, m), Node(REG)) for m in range(6)]) for n in range(2)]
+    with pytest.raises(QuotaExceededError, match="14 names"):
+        Flattened(layers)
+    hiding = take(store, taken, [Entry(b"0", Node(REG))])
+    assert len(Flattened([layers[0], hiding, layers[1]]).root.children or ()) == 2
 
 
 def test_holes_stay_holes(store: LocalStore, taken: Taken, tmp_path: Path) -> None:

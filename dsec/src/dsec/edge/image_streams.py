@@ -1,13 +1,15 @@
 """What is read out of the store piece by piece, to a caller under its credit.
 
-The pieces come from a blocking generator, which runs in a thread only while the next ones are made: a caller that does
-not read holds no thread, and memory for one gathering.
+The pieces come from a blocking generator, which runs in a thread of the call's own only while the next ones are made: a
+caller that does not read costs an idle thread, and memory for one gathering.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,6 +44,11 @@ class Stream:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._over = False
+        # a thread of its own: those that the loop has are few, and for what is over soon
+        self._thread = ThreadPoolExecutor(1, "dsec-image")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
 
     def tick(self) -> None:
         """For the generator: raises when nobody wants more of it."""
@@ -75,7 +82,7 @@ class Stream:
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """A cancel waits for the thread, which ends at its next tick: a generator that runs cannot be closed."""
-        running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -100,7 +107,8 @@ async def _answered(edge: Edge, flow: Flow, doing: str, work: Work) -> None:
         return
     edge.image_streams += 1
     try:
-        answer = await work(Stream(flow))
+        with closing(Stream(flow)) as stream:
+            answer = await work(stream)
     except (asyncio.CancelledError, GoneError) as error:
         flow.caller.error(encode_error(given_up(edge, doing)))
         if isinstance(error, asyncio.CancelledError):

@@ -51,7 +51,7 @@ def diff_images(store: LocalStore, a: str, b: str, tick: Callable[[], None]) -> 
             closing(Flattened(old.layers, tick=tick)) as before,
             closing(Flattened(new.layers, tick=tick)) as after,
         ):
-            contents = _Contents((old.layers, before.data), (new.layers, after.data))
+            contents = _Contents((old.layers, before.data), (new.layers, after.data), tick)
             yield from _changes(before.root, after.root, contents, tick)
 
 
@@ -90,8 +90,12 @@ class _Contents:
     """Compares nodes of two stacks."""
 
     def __init__(
-        self, a: tuple[tuple[LayerRecord, ...], StackData], b: tuple[tuple[LayerRecord, ...], StackData]
+        self,
+        a: tuple[tuple[LayerRecord, ...], StackData],
+        b: tuple[tuple[LayerRecord, ...], StackData],
+        tick: Callable[[], None],
     ) -> None:
+        self._tick = tick
         self._layers = (a[0], b[0])
         self._data = (a[1], b[1])
 
@@ -118,6 +122,7 @@ class _Contents:
         files = (_File(self._data[0], self._layers[0], old), _File(self._data[1], self._layers[1], new))
         for start in range(0, old.size, STORE_CHUNK_SIZE):
             length = min(STORE_CHUNK_SIZE, old.size - start)
+            self._tick()
             digests = [file.digest(start, length) for file in files]
             if None not in digests:
                 if digests[0] != digests[1]:

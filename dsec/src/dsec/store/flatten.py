@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
-from libdsec.protocol.errors import IntegrityError
+from libdsec.protocol.errors import IntegrityError, QuotaExceededError
 
 from .erofs.format import BLOCK_SIZE
 from .erofs.reader import Image
@@ -29,7 +29,7 @@ from .layer_data import PlacedContent, StackData
 from .records import LayerRecord
 from .rules import OVERLAY_PREFIX
 from .sources.base import Entry, HardLink, Opaque, SourceItem, Whiteout
-from .tree import Node, Xattrs, is_opaque, is_whiteout, make_opaque, mark_whiteouts
+from .tree import MAX_ENTRIES, Node, Xattrs, is_opaque, is_whiteout, make_opaque, mark_whiteouts
 
 _ANYTHING: Final = Node(stat.S_IFDIR)
 """Stands for a directory below of which nothing is known."""
@@ -56,6 +56,7 @@ class Flattened:
         `tick` is called every few thousand names while metadata is read; what it raises comes out.
 
         :raises IntegrityError: a metadata image is not what its digest says, or is damaged.
+        :raises QuotaExceededError: all together have too many names.
         """
         self.data = StackData(layers)
         self.root = _stacked(layers, self.data.starts, tick)
@@ -120,22 +121,34 @@ def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
 
 
 def _stacked(layers: Sequence[LayerRecord], starts: Sequence[int], tick: Callable[[], None]) -> Node:
-    root: Node | None = None
-    for layer, start in zip(layers, starts, strict=True):
-        upper = _read(layer, start, tick)
-        if root is not None:
+    root = Node(stat.S_IFDIR | 0o755)
+    names = 0
+    for number, (layer, start) in enumerate(zip(layers, starts, strict=True)):
+        upper, more = _read(layer, start, tick)
+        if number:
             _lay_over(root, upper)
         root = upper
-    return root or Node(stat.S_IFDIR | 0o755)
+        names += more
+        if names > MAX_ENTRIES:
+            # what came and went does not count
+            names = sum(len(directory.children or ()) for directory in _directories(root))
+        if names > MAX_ENTRIES:
+            raise QuotaExceededError(
+                f"cannot make one tree of {len(layers)} layers: up to {layer.digest} they have {names} names, the most "
+                f"is {MAX_ENTRIES}",
+                limit=MAX_ENTRIES,
+            )
+    return root
 
 
-def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> Node:
-    """One layer's tree."""
+def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> tuple[Node, int]:
+    """One layer's tree, and how many names are in it."""
     image = Image(_metadata(layer), data_at=start)
     if image.data_blocks * BLOCK_SIZE != layer.data_bytes:
         raise _broken(layer, f"its metadata is of {image.data_blocks} blocks of data, not of {layer.data_bytes} bytes")
     directories: dict[bytes, dict[bytes, Node]] = {}
     root: Node | None = None
+    number = 0
     for number, (path, node, _) in enumerate(image.walk()):
         if number % _TICK_EVERY == 0:
             tick()
@@ -149,7 +162,7 @@ def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> Node:
             directories[path] = node.children
     if root is None or root.children is None:
         raise _broken(layer, "its root is no directory")
-    return root
+    return root, number
 
 
 def _metadata(layer: LayerRecord) -> mmap.mmap:

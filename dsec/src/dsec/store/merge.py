@@ -55,6 +55,7 @@ def merge_layers(
 
     :raises ConflictError: a layer's data is not all on this node.
     :raises IntegrityError: a layer is damaged.
+    :raises QuotaExceededError: layers that would become one have too many names together.
     :raises CapacityError: the disk is full; nothing is left of the layer that was being written.
     """
     merged: list[LayerRecord] = []
