@@ -64,11 +64,13 @@ def build_layer(
     progress: Callable[[int], None] | None = None,
     remap: IdMap | None = None,
     keep_overlay: bool = False,
+    sync_names: bool = True,
 ) -> LayerBuild:
     """Write `NAME.erofs` and `NAME.data` into `out_dir`, an existing directory.
 
     `progress` is called on the calling thread with the bytes of content done so far, about once a MiB. `remap` maps
-    the source's user and group ids, `keep_overlay` keeps `trusted.overlay.*` attributes (see `rules.Rules`).
+    the source's user and group ids, `keep_overlay` keeps `trusted.overlay.*` attributes (see `rules.Rules`). Contents are
+    on the disk afterwards, and with `sync_names` the names too, which a store that moves the files need not have.
 
     Raises `InvalidArgumentError` when the source cannot become a layer (the member is named), `FileOperationError`
     when reading it fails, `AlreadyExistsError` when there is such a layer, `ConflictError` when another build of that
@@ -98,7 +100,7 @@ def build_layer(
             metadata_digest = hashlib.sha256(image).digest()
             os.fsync(metadata_fd)
             writer.sync()
-        _publish(directory, [data_path, metadata_path])
+        _publish(directory, [data_path, metadata_path], sync_names)
     return LayerBuild(
         metadata_path=metadata_path,
         data_path=data_path,
@@ -189,18 +191,19 @@ def _write_all(fd: int, content: bytearray) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _publish(directory: str, paths: list[str]) -> None:
+def _publish(directory: str, paths: list[str], sync_names: bool) -> None:
     """Give the finished, durable files their names; all or, after an error, none."""
     named: list[str] = []
     try:
         for path in paths:
             os.rename(path + PARTIAL_SUFFIX, path)
             named.append(path)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if sync_names:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     except BaseException:
         for path in named:
             os.unlink(path)

@@ -140,7 +140,10 @@ class LocalStore:
         return orphans
 
     def _add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
-        """The files were synced by whoever made them; here the directory is made whole, synced, and given its name."""
+        """The files were synced by whoever made them; here the directory is made whole, given its name, and synced.
+
+        In this order, since the first sync then writes all of it, and a layer whose names a crash has half lost is not
+        in the catalogue yet."""
         target = layer_directory(self.layers_dir, file.digest)
         if not os.path.isdir(target):
             with self.build_directory() as whole:
@@ -150,10 +153,10 @@ class LocalStore:
                 with open(os.path.join(whole, RECORD_NAME), "wb") as record:
                     record.write(msgspec.json.encode(file))
                     record.flush()
+                    os.rename(whole, target)
                     os.fsync(record.fileno())
-                _sync_directory(whole)
-                os.rename(whole, target)
-                _sync_directory(self.layers_dir)
+            _sync_directory(target)
+            _sync_directory(self.layers_dir)
         return LayerRecord(
             file.digest,
             os.path.join(target, METADATA_NAME),

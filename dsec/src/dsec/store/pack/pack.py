@@ -92,7 +92,7 @@ class _Reading:
             self._upper.check()
             progress(BuildProgress("write", done))
 
-        return build_layer(self, directory, "layer", progress=tell, remap=self.source.remap)
+        return build_layer(self, directory, "layer", progress=tell, remap=self.source.remap, sync_names=False)
 
     def entries(self) -> Generator[SourceItem, None, None]:
         """See `Source.entries`."""
