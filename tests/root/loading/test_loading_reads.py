@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
 
-from dsec.store.loading import present
+from dsec.store.loading import precontent, present
 from dsec.store.loading.bounds import Bounds
 from dsec.store.loading.cache import is_whole
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
@@ -290,3 +290,33 @@ def descriptors_of(directory: str) -> list[str]:
 
 def marks(rig: Rig) -> int:
     return Path(f"/proc/self/fdinfo/{rig.group}").read_text().count("fanotify ino:")
+
+
+def test_more_readers_than_may_wait_at_once_wait_in_the_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precontent, "MAX_WAITING", 3)
+    layer, other = rig.layer(files=30), rig.layer(seed=2, files=3)
+    rig.store.delay_s = 0.02
+    with (
+        rig.loader() as loader,
+        rig.mounted(loader, layer.record) as root,
+        rig.mounted(loader, other.record) as other_root,
+    ):
+        readers = {path: start_read(root / path) for path in layer.hashes}
+        assert {path: read_hash(other_root / path) for path in other.hashes} == other.hashes
+        assert {path: hash_of(reader) for path, reader in readers.items()} == layer.hashes
+
+
+def test_readers_that_are_killed_leave_nothing(rig: Rig) -> None:
+    layer = rig.layer(files=20)
+    rig.store.delay_s = 0.3
+    before = len(os.listdir("/proc/self/fd"))
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        readers = [start_read(root / path) for path in layer.hashes]
+        threading.Event().wait(0.1)
+        for reader in readers:
+            reader.kill()
+            hash_of(reader)
+        rig.store.delay_s = 0
+        assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert marks(rig) == 0

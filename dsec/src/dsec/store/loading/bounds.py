@@ -11,7 +11,10 @@ class Bounds(msgspec.Struct, frozen=True):
     read_deadline_s: float = 30.0
     """A read that waits longer is an I/O error."""
     fetch_deadline_s: float = 10.0
-    """One request to the store; another is made while somebody waits."""
+    """One fetch that somebody waits for, and `second_bytes` more a second; another is made while somebody waits."""
+    ahead_deadline_s: float = 60.0
+    """One that nobody waits for: the source tries again by itself."""
+    second_bytes: int = 256 * 1024
     damaged_tries: int = 2
     """Of a chunk that the store has wrong, before its readers are refused."""
     first_window: int = 1
@@ -19,12 +22,12 @@ class Bounds(msgspec.Struct, frozen=True):
     most_window: int = 8
     run: int = 16
     """Chunks a request of what nobody waits for."""
-    at_once: int = 32
-    """Requests of the node."""
-    a_layer: int = 12
-    """Requests of one layer."""
-    ahead: int = 16
-    """Requests of the node for what nobody waits for."""
+    at_once: int = 16
+    """Fetches of the node: what the store's client has under way, so that none waits behind another's back."""
+    a_layer: int = 10
+    """Fetches of one layer."""
+    ahead: int = 8
+    """Fetches of the node for what nobody waits for."""
     fetch_all_tries: int = 6
     """Of one request, when a layer is fetched whole."""
 

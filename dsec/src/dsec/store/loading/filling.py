@@ -134,7 +134,7 @@ class Filling:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(max(self._bounds.ahead // 2, 1)):
+                for _ in range(self._bounds.ahead):
                     tasks.create_task(work())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None

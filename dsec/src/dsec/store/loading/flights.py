@@ -63,16 +63,19 @@ class Flights:
             f"cannot load layer {self._cache.layer.digest}: the store has not delivered all that was asked for"
         )
         arrivals = _Arrivals(self, first, count, failed)
+        bounds = self._bounds
+        patience = bounds.ahead_deadline_s if ahead else bounds.fetch_deadline_s
+        patience += count * self._cache.chunks.size / bounds.second_bytes
         async with self._turns.turn(self._cache.layer.digest, ahead=ahead):
             try:
-                async with asyncio.timeout(self._bounds.fetch_deadline_s):
+                async with asyncio.timeout(patience):
                     cost = await self._source.fetch(first, count, arrivals.deliver)
                 self._counts.fetched(cost.requests, cost.bytes)
             except TimeoutError:
                 self._counts.fetched(1, 0)
                 why = UnavailableError(
-                    f"cannot load layer {self._cache.layer.digest}: the store took more than "
-                    f"{self._bounds.fetch_deadline_s:g} s for {count} chunks"
+                    f"cannot load layer {self._cache.layer.digest}: the store took more than {patience:g} s for "
+                    f"{count} chunks"
                 )
             except DSecError as error:
                 self._counts.fetched(1, 0)

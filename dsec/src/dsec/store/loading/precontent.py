@@ -28,7 +28,8 @@ from .pending import PendingEvents, Taken
 
 _LAYER_PATH = re.compile(r"/layers/([0-9a-f]{64})/data\.erofs\Z")
 MAX_WAITING = 4096
-"""Events that are taken and not answered, each a descriptor of this process. More wait in the kernel."""
+"""Events that are taken and not answered, each a descriptor of this process, of which they may be a quarter. More wait
+in the kernel."""
 ROOM_S = 0.1
 PAUSE_S = 0.01
 """After an event that could not be taken (no descriptor left)."""
@@ -49,7 +50,7 @@ class PreContent:
         self._digests: dict[tuple[int, int], str] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread: threading.Thread | None = None
-        self._room = threading.Semaphore(MAX_WAITING)
+        self._room = threading.Semaphore(min(MAX_WAITING, _descriptors() // 4))
         self._stopping = False
         self._inheriting = threading.Lock()
         self._inherited: dict[int, int | None] = {}
@@ -65,8 +66,7 @@ class PreContent:
         taken = self._pending.read()
         known = {event.descriptor for event in taken}
         self._inherited = {number: _occupy(number) for number in known}
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        refused = [n for n in range(most) if n not in known and fanotify.answer(self.group, n, errno.EIO)]
+        refused = [n for n in range(_descriptors()) if n not in known and fanotify.answer(self.group, n, errno.EIO)]
         if refused:
             _log.warning(
                 "reads were refused: taken by a process that died before it wrote them down", count=len(refused)
@@ -174,6 +174,11 @@ class PreContent:
             digest = f"sha256:{match[1]}"
             self._digests[status.st_dev, status.st_ino] = digest
         return digest
+
+
+def _descriptors() -> int:
+    """How many this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _occupy(number: int) -> int | None:
