@@ -22,7 +22,7 @@ from dsec.store.records import ImageRecord, LayerRecord
 from dsec.store.remote.shared import SharedStore
 from dsec.store.uses import Uses
 from libdsec.protocol.environment import ImageConfig
-from libdsec.protocol.errors import ImageNotFoundError, UnsupportedOperationError
+from libdsec.protocol.errors import CapacityError, ImageNotFoundError, UnsupportedOperationError
 from libdsec.protocol.spec import SandboxSpec
 
 MIB = 1024 * 1024
@@ -289,3 +289,20 @@ async def test_an_image_that_goes_between_its_coming_and_its_choice_comes_again(
         monkeypatch.setattr(node.shared, "bring", bring_and_lose)
         await node.use("a:1")
         assert (node.names(), calls) == (["a:1"], 2)
+
+
+async def test_a_full_disk_does_not_keep_the_node_from_collecting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path) as node:
+        for number in range(3):
+            await node.publish(f"i:{number}", number)
+            await node.use(f"i:{number}")
+        node.later()
+
+        def full() -> None:
+            raise CapacityError("cannot write the catalogue: database or disk is full")
+
+        monkeypatch.setattr(node.images.uses, "write", full)
+        await node.images.tend()
+        assert node.names() == ["i:2"]

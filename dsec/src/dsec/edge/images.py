@@ -27,7 +27,7 @@ from dsec.store.remote.shared import SharedStore
 from dsec.store.sinks.tar import Piece
 from dsec.store.uses import Uses
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig, ImageInfo
-from libdsec.protocol.errors import ImageNotFoundError, UnsupportedOperationError
+from libdsec.protocol.errors import CapacityError, ImageNotFoundError, UnsupportedOperationError
 from libdsec.protocol.images import (
     Change,
     ChangeCount,
@@ -287,7 +287,11 @@ class StoreImages:
 
     async def tend(self) -> None:
         self._collector.note_running()
-        await asyncio.to_thread(self.uses.write)
+        try:
+            await asyncio.to_thread(self.uses.write)
+        except CapacityError as error:
+            # what follows may make room; they stay noted
+            _log.warning("cannot write down which layers are used", error=str(error))
         await self._data.evict()
         if self._limit_bytes and await asyncio.to_thread(self._collector.total) > self._limit_bytes:
             done = await self.collect(self._limit_bytes, False)
