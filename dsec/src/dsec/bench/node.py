@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -63,10 +63,18 @@ class UsersNode:
 class OwnNode:
     owned = True
 
-    def __init__(self, ground: Path, name: str = "", program: Sequence[str] = ("dsec", "serve")) -> None:
-        """Nodes of other names can run at the same time. `program`: a module and its arguments."""
+    def __init__(
+        self,
+        ground: Path,
+        name: str = "",
+        program: Sequence[str] = ("dsec", "serve"),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nodes of other names can run at the same time. `program`: a module and its arguments; `settings`: variables
+        of its environment."""
         self._ground = ground
         self._program = program
+        self._settings = dict(settings or {})
         self.state_dir = ground / f"state{name}"
         self._run_dir = _SOCKETS / f"{ground.name}-run{name}"
         self._log = ground / f"serve{name}.log"
@@ -100,7 +108,12 @@ class OwnNode:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", *self._program, "--state-dir", str(self.state_dir), "--run-dir", str(self._run_dir)),
-                env={**os.environ, "DSEC_ID_BASE": str(self._id_base), "DSEC_ID_RANGES": str(_ID_RANGES)},
+                env={
+                    **os.environ,
+                    "DSEC_ID_BASE": str(self._id_base),
+                    "DSEC_ID_RANGES": str(_ID_RANGES),
+                    **self._settings,
+                },
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -7,13 +7,39 @@ from types import ModuleType
 
 from libdsec.protocol.errors import InvalidArgumentError
 
-from . import adoption, create, exec, fast_forward, idle_memory, layer_build, layers, lifecycle, log_cost, pause
+from . import (
+    adoption,
+    burst,
+    create,
+    exec,
+    fast_forward,
+    idle_memory,
+    layer_build,
+    layers,
+    lifecycle,
+    log_cost,
+    pack,
+    pause,
+)
 from .figures import Report
 from .ground import Options, Say, ground
 
 BENCHES: Mapping[str, ModuleType] = {
     m.NAME: m
-    for m in (create, lifecycle, exec, idle_memory, layer_build, layers, log_cost, fast_forward, adoption, pause)
+    for m in (
+        create,
+        lifecycle,
+        exec,
+        idle_memory,
+        layer_build,
+        layers,
+        burst,
+        pack,
+        log_cost,
+        fast_forward,
+        adoption,
+        pause,
+    )
 }
 """Name → module with NAME, SAMPLES and `measure(ground, samples, progress)`."""
 

@@ -11,6 +11,8 @@ ABOUT = {
     "idle-memory": "memory of one idle sandbox, everything included",
     "layer-build": "a layer from a directory",
     "layers": "create → a file of a workspace and of three toolkits read",
+    "burst": "200 sandboxes over 40 images that are not here, until each has read its working set",
+    "pack": "10 MB written in a sandbox over an image of 1 GB, until they are an image",
     "log-cost": "`sh -c true` with a command log and without",
     "fast-forward": "recorded steps a second through the SDK",
     "pause": "a call to a paused sandbox with 200 MB in it, and what pausing keeps of them",
@@ -19,9 +21,14 @@ ABOUT = {
 
 LABELS = {
     "mkfs_erofs": "mkfs.erofs",
+    "docker_commit": "docker commit",
+    "umoci_repack": "umoci repack",
     "tar_gz": "tar.gz",
     "tar_gz_ready": "tar.gz, until ready",
     "tar_gz_written": "tar.gz, bytes written",
+    "eager_ready": "full pull, until unpacked",
+    "eager_written": "full pull, bytes written",
+    "image_bytes": "bytes of the images, fetched",
     "floor": "floor (C)",
     "ours": "DSec",
     "resident_after": "200 MB that do not compress, swap file",

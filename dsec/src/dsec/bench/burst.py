@@ -1,0 +1,246 @@
+"""`burst`: many sandboxes at once over many images that are not here yet, read on demand or pulled whole.
+
+Five sandboxes an image, all begun at once, each ready when it has read its image's working set (a twelfth of the
+workspace, see `crowd`). Everything comes from an HTTP server on loopback that begins each answer 5 ms late and sends
+100 MB a second to all together. Ours: a node that has nothing, with that server as its shared store. The peer, *full
+pull*, is the least that any pull does: each layer's `tar.gz` is fetched once from the same server and unpacked once by
+`tar` as it comes, three at a time; no container is started, nothing is verified, nothing is kept compressed.
+
+Figures: until all are ready; what was written to the disk until then (by the disk's own count, after a sync); what was
+fetched, against the bytes of all images, each layer counted once. `detail` has what was fetched for each byte that was
+needed, and for chunks of 128, 256 and 512 KiB, with few images, the same and the p99 of how long a read waits (of the
+worst layer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
+from libdsec.protocol.errors import InternalError
+from libdsec.protocol.images import ImageStats
+
+from . import crowd
+from .archives import gather
+from .crowd import Workspace
+from .disk import written
+from .figures import Figure, Report, percentile
+from .ground import Ground
+from .machine import machine
+from .node import OwnNode
+from .rounds import Progress
+
+NAME = "burst"
+SAMPLES = 200
+SHARED_BY = 5
+"""Sandboxes of one image."""
+LATENCY_MS, BANDWIDTH_MB = 5.0, 100.0
+TREES = ("django", "sympy", "plotly")
+BASE = "burst/base:1"
+CHUNKS_KIB = (128, 256, 512)
+CHUNK_IMAGES = 4
+"""Of the comparison of chunk sizes."""
+_PULLS = 3
+_CREATES = 32
+_MB = 1e6
+_READ = f"xargs cat </{crowd.WORKING_SET} | wc -c"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one way cost."""
+
+    seconds: float
+    each_s: list[float]
+    written_mb: float
+    fetched_mb: float
+    layers: tuple[ImageStats, ...] = ()
+
+
+class _Field(msgspec.Struct, frozen=True):
+    ground: Ground
+    where: Path
+    files: crowd.Files
+
+
+async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
+    where = ground.directory / NAME
+    where.mkdir()
+    sizes: dict[int, tuple[Run, list[Workspace]]] = {}
+    try:
+        progress(0, 6, "fetching trees")
+        found = await gather(where)
+        chosen = [each for each in found.workspaces if each.name in TREES] or list(found.workspaces)
+        files = await asyncio.to_thread(crowd.read_trees, chosen)
+        progress(1, 6, "packing images")
+        await asyncio.to_thread(crowd.pack_blobs, ground.lower, files, where / "store")
+        field = _Field(ground, where, files)
+        progress(2, 6, "publishing images")
+        base_bytes, workspaces = await _publish(field, where / "store", max(1, samples // SHARED_BY))
+        progress(3, 6, "pulling")
+        pulled = await _pull(field, len(workspaces))
+        progress(4, 6, "on demand")
+        ours = await _on_demand(field, "", where / "store", workspaces, samples)
+        for size in CHUNKS_KIB:
+            progress(5, 6, f"chunks of {size} KiB")
+            sizes[size] = await _with_chunks(field, size)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, where)
+    image_mb = (base_bytes + sum(each.content_bytes for each in workspaces)) / _MB
+    return _report(ground.load, workspaces, ours, pulled, sizes, image_mb, found.origin)
+
+
+async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -> tuple[int, list[Workspace]]:
+    """By a node of its own. The bytes of the base's contents, and the workspaces."""
+    program = ("dsec", "serve") if not chunk_kib else ("dsec.bench.chunked", "--chunk-kib", str(chunk_kib))
+    publisher = OwnNode(field.where, f"-publisher{chunk_kib}", program, {"DSEC_STORE": str(store)})
+    async with publisher.running() as client:
+        base = await client.build_image(BASE, f"dir:{field.ground.lower}")
+        await client.publish_image(BASE)
+        scratch = field.where / "one.tar"
+        workspaces = [await crowd.publish(client, field.files, number, scratch) for number in range(count)]
+    await asyncio.to_thread(shutil.rmtree, publisher.state_dir)
+    return sum(layer.data_bytes for layer in base.layers), workspaces
+
+
+async def _pull(field: _Field, count: int) -> Run:
+    target = field.where / "pulled"
+    blobs = [crowd.BASE_BLOB, *[crowd.WORKSPACE_BLOB] * count]
+    gate = asyncio.Semaphore(_PULLS)
+    async with crowd.served(field.where / "store", LATENCY_MS, BANDWIDTH_MB) as url:
+
+        async def pull(number: int, blob: str) -> float:
+            async with gate:
+                await asyncio.to_thread(_fetch_and_unpack, f"{url}/{blob}", target / str(number))
+            return time.perf_counter() - begin
+
+        before = await asyncio.to_thread(written, field.where)
+        begin = time.perf_counter()
+        each = await asyncio.gather(*(pull(number, blob) for number, blob in enumerate(blobs)))
+        seconds = time.perf_counter() - begin
+        after = await asyncio.to_thread(written, field.where)
+        sent = (await crowd.counts(url)).bytes
+    await asyncio.to_thread(shutil.rmtree, target)
+    return Run(seconds, list(each), (after - before) / _MB, sent / _MB)
+
+
+def _fetch_and_unpack(url: str, target: Path) -> None:
+    """:raises InternalError: tar could not."""
+    target.mkdir(parents=True)
+    with (
+        urllib.request.urlopen(url, timeout=60) as source,
+        subprocess.Popen(["tar", "xzf", "-", "-C", str(target)], stdin=subprocess.PIPE) as tar,
+    ):
+        assert tar.stdin is not None
+        shutil.copyfileobj(source, tar.stdin, 1024 * 1024)
+        tar.stdin.close()
+        if tar.wait(600) != 0:
+            raise InternalError(f"cannot unpack {url}: tar ended with {tar.returncode}")
+
+
+async def _on_demand(field: _Field, name: str, store: Path, workspaces: Sequence[Workspace], count: int) -> Run:
+    """On a node that has nothing."""
+    async with crowd.served(store, LATENCY_MS, BANDWIDTH_MB) as url:
+        node = OwnNode(field.where, f"-burst{name}", settings={"DSEC_STORE": url})
+        async with node.running() as client:
+            before = await asyncio.to_thread(written, field.where)
+            begin = time.perf_counter()
+            each, sandboxes = await _all_ready(client, workspaces, count)
+            seconds = time.perf_counter() - begin
+            after = await asyncio.to_thread(written, field.where)
+            sent = (await crowd.counts(url)).bytes
+            layers = (await client.image_stats()).layers
+            for sandbox in sandboxes:
+                await sandbox.stop()
+        await asyncio.to_thread(shutil.rmtree, node.state_dir)
+    return Run(seconds, each, (after - before) / _MB, sent / _MB, layers)
+
+
+async def _all_ready(
+    client: DSecClient, workspaces: Sequence[Workspace], count: int
+) -> tuple[list[float], list[Sandbox]]:
+    """When each was ready, and all of them, running."""
+    gate = asyncio.Semaphore(_CREATES)
+    begin = time.perf_counter()
+    sandboxes: list[Sandbox] = []
+
+    async def one(number: int) -> float:
+        workspace = workspaces[number % len(workspaces)]
+        args = DSecContainerRunArgs(container_image=BASE, workspace=workspace.ref)
+        async with gate:
+            sandbox = await client.run_container(args, timeout=300)
+            sandboxes.append(sandbox)
+            read = (await sandbox.run_shell(_READ, timeout=300)).check()
+        if int(read.stdout) != workspace.needed_bytes:
+            raise InternalError(f"cannot count on {workspace.ref}: {read.stdout!r} of {workspace.needed_bytes} bytes")
+        return time.perf_counter() - begin
+
+    return list(await asyncio.gather(*(one(number) for number in range(count)))), sandboxes
+
+
+async def _with_chunks(field: _Field, size: int) -> tuple[Run, list[Workspace]]:
+    store = field.where / f"store-{size}"
+    await asyncio.to_thread(store.mkdir)
+    _, workspaces = await _publish(field, store, CHUNK_IMAGES, size)
+    return await _on_demand(field, str(size), store, workspaces, len(workspaces)), workspaces
+
+
+def _waits(run: Run) -> float:
+    """Milliseconds: the p99 of the layer where it is the longest."""
+    return max((layer.wait_p99_ms for layer in run.layers), default=0.0)
+
+
+def _amplification(run: Run, workspaces: Sequence[Workspace]) -> float:
+    """Bytes that came, uncompressed, for each that was asked for, of the workspaces."""
+    refs = {each.ref for each in workspaces}
+    present = sum(layer.present_bytes for layer in run.layers if refs & set(layer.refs))
+    return present / sum(each.needed_bytes for each in workspaces)
+
+
+def _report(
+    load: float,
+    workspaces: Sequence[Workspace],
+    ours: Run,
+    pulled: Run,
+    sizes: dict[int, tuple[Run, list[Workspace]]],
+    image_mb: float,
+    origin: str,
+) -> Report:
+    count, images = len(ours.each_s), len(workspaces)
+    detail = {
+        "images": float(images),
+        "written_mb": ours.written_mb,
+        "fetched_mb": ours.fetched_mb,
+        "pulled_mb": pulled.fetched_mb,
+        "needed_mb": sum(each.needed_bytes for each in workspaces) / _MB,
+        "amplification": _amplification(ours, workspaces),
+        "read_p99_ms": _waits(ours),
+    }
+    for size, (run, some) in sizes.items():
+        detail[f"amplification_{size}k"] = _amplification(run, some)
+        detail[f"read_p99_{size}k_ms"] = _waits(run)
+        detail[f"fetched_{size}k_mb"] = run.fetched_mb
+    return Report(
+        name=NAME,
+        ours=Figure(ours.seconds, "s", count, percentile(ours.each_s, 0.99), detail),
+        peers={
+            "eager_ready": Figure(pulled.seconds, "s", images, percentile(pulled.each_s, 0.99)),
+            "eager_written": Figure(pulled.written_mb, "MB", images),
+            "image_bytes": Figure(image_mb, "MB", images),
+        },
+        floor=None,
+        ratios={
+            "eager_ready": ours.seconds / pulled.seconds,
+            "eager_written": ours.written_mb / pulled.written_mb if pulled.written_mb > 0 else None,
+            "image_bytes": ours.fetched_mb / image_mb,
+        },
+        machine=machine(load),
+        notes={"trees": origin},
+    )
