@@ -26,6 +26,8 @@ MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 _SWAP_FLAG_PREFER = 0x8000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 
+_SYNC_FILE_RANGE_WRITE = 2
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -133,6 +135,13 @@ def process_madvise(pidfd: int, ranges: Sequence[tuple[int, int]], advice: int) 
         "process_madvise", f"descriptor {pidfd}", _PROCESS_MADVISE, _int(pidfd), vector, _int(len(ranges)),
         _int(advice), _int(0),
     )  # fmt: skip
+
+
+def start_writing(descriptor: int, offset: int, length: int) -> None:
+    """Have the kernel begin to write that part of a file to the disk. Advice: what refuses it is written later."""
+    _libc.sync_file_range(
+        ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)
+    )
 
 
 def swapon(path: str, priority: int) -> None:

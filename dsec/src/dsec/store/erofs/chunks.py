@@ -13,6 +13,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Final
 
+from dsec.linux.syscalls import start_writing
 from dsec.store.digest import STORE_CHUNK_SIZE, chunk_digest
 from dsec.store.erofs.holes import ZERO_CHUNK
 
@@ -118,8 +119,10 @@ class ChunkWriter:
         self._digests[index] = chunk_digest(content, length - used)
 
     def _write(self, index: int, content: memoryview) -> None:
-        offset = index * STORE_CHUNK_SIZE
+        start = offset = index * STORE_CHUNK_SIZE
         while content:
             written = os.pwrite(self._fd, content, offset)
             content = content[written:]
             offset += written
+        # so that less is left when it is made durable
+        start_writing(self._fd, start, offset - start)
