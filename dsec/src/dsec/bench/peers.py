@@ -186,6 +186,12 @@ class Docker:
         return [self._program, "run", "--name", name, "--label", self._name, "--network", "none"]
 
 
+async def docker_answers() -> bool:
+    """Whether there is a docker with a daemon, this machine's or the one that DOCKER_HOST names."""
+    program = shutil.which("docker")
+    return program is not None and await _answers(program)
+
+
 async def _answers(program: str) -> bool:
     try:
         await output_of([program, "version", "--format", "{{.Server.Version}}"], 10)
