@@ -29,6 +29,7 @@ from .protocol.images import (
     ImagePullRequest,
     ImagePushed,
     ImagePushRequest,
+    ImageStats,
     ImageStatsAnswer,
     ImageStatsRequest,
     RegistryLogin,
@@ -151,8 +152,14 @@ class ImageCalls:
 
         :raises ImageNotFoundError: the node has no such image.
         """
-        answer: ImageStatsAnswer = await self._channel.call("image.stats", ImageStatsRequest(ref), repeatable=True)
-        return answer
+        request = ImageStatsRequest(ref)
+        layers: list[ImageStats] = []
+        while True:
+            page: ImageStatsAnswer = await self._channel.call("image.stats", request, repeatable=True)
+            layers += page.layers
+            if page.next is None:
+                return ImageStatsAnswer(tuple(layers), page.cache_bytes, page.cache_limit)
+            request = ImageStatsRequest(ref, page.next)
 
     async def pin_image(self, ref: str, *, pinned: bool = True) -> ImageInfo:
         """Keep an image on the node whatever is collected there, or no longer. One that only the shared store has

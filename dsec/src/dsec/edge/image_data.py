@@ -22,6 +22,9 @@ from .blocking import in_thread
 JUST_USED_S = 30.0
 """Between the choice of a sandbox's layers and their mounting, at most."""
 
+MAX_REFS = 100
+"""Named of one layer."""
+
 _log = structlog.get_logger("dsec.edge")
 
 
@@ -106,7 +109,7 @@ class ImageData:
         counts = self._loader.stats(layer)
         return ImageStats(
             layer=layer.digest,
-            refs=refs,
+            refs=refs[:MAX_REFS],
             source=counts.source,
             data_bytes=layer.data_bytes,
             present_bytes=counts.present_bytes,

@@ -195,6 +195,7 @@ class ImageStats(msgspec.Struct, frozen=True):
 
     layer: str
     refs: tuple[str, ...]
+    """At most the first 100 of them."""
     source: str
     """`local` (made or pulled here), `direct`, `pre-content` or `prefetch`."""
     data_bytes: int
@@ -219,13 +220,19 @@ class ImageStatsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     ref: str = ""
     """Empty: of all layers."""
+    after: str | None = None
+    """Only layers whose digest is above this one: the next page."""
 
 
 class ImageStatsAnswer(msgspec.Struct, frozen=True):
+    """One page, in the order of digests; a page fits into one frame."""
+
     layers: tuple[ImageStats, ...]
     cache_bytes: int
     """On this node, of layers that lie in the shared store too."""
     cache_limit: int
+    next: str | None = None
+    """Not None: there are more, ask again with this as `after`."""
 
 
 class ImageGcRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import answer_by_task
 from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
 from libdsec.protocol.images import ImageFetchRequest, ImageStatsRequest
 
 from .arguments import encode, read
+from .pages import fill_page
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
+
+
+class _Page(msgspec.Struct):
+    """`ImageStatsAnswer` with its entries encoded already."""
+
+    layers: list[msgspec.Raw]
+    cache_bytes: int
+    cache_limit: int
+    next: str | None
 
 
 def fetch(edge: Edge, request: Request, caller: Caller) -> Answerer:
@@ -30,7 +42,14 @@ async def _fetch(edge: Edge, ref: str, caller: Caller) -> ImageInfo:
 
 
 def stats(edge: Edge, request: Request, caller: Caller) -> Answerer:
-    ref = read(request, ImageStatsRequest).ref
-    if ref:
-        parse_ref(ref)
-    return answer_by_task(edge, edge.images.stats(ref), caller, "image.stats")
+    asked = read(request, ImageStatsRequest)
+    if asked.ref:
+        parse_ref(asked.ref)
+    return answer_by_task(edge, _stats(edge, asked), caller, "image.stats")
+
+
+async def _stats(edge: Edge, asked: ImageStatsRequest) -> _Page:
+    found = await edge.images.stats(asked.ref)
+    entries = ((layer.layer, layer) for layer in found.layers if asked.after is None or layer.layer > asked.after)
+    layers, following = fill_page(entries)
+    return _Page(layers, found.cache_bytes, found.cache_limit, following)
