@@ -20,6 +20,7 @@ from lying_registry import Answer, Asked, Lying, served
 from oci_layouts import config_of, digest, directory, file, manifest_of, put, squeezed, tar, write_layout
 
 from dsec.edge.blocking import in_thread
+from dsec.store.flatten import Flattened, walk
 from dsec.store.history import history, known_blob
 from dsec.store.local import LocalStore
 from dsec.store.oci.manifest import OCI_MANIFEST
@@ -323,3 +324,14 @@ async def test_a_cancel_ends_a_silent_wait(store: LocalStore) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.parametrize("merge_bytes", [0, 1 << 30])
+def test_an_opaque_root_hides_all_below(store: LocalStore, puller: Puller, tmp_path: Path, merge_bytes: int) -> None:
+    """An overlay takes no notice of one."""
+    layers = [tar(file(b"low")), tar(file(b".wh..wh..opq"), file(b"middle")), tar(file(b"high"))]
+    write_layout(tmp_path / "layout", layers)
+    puller.pull(ImagePullRequest(f"oci:{tmp_path}/layout:v1", "a:1", merge_bytes=merge_bytes), nothing)
+    image = store.catalogue.get("a:1")
+    assert len(image.layers) == (1 if merge_bytes else 2)
+    assert [path for path, _ in walk(Flattened(image.layers).root)] == [b"", b"high", b"middle"]

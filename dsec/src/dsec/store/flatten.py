@@ -109,6 +109,15 @@ class Flattened:
             self.data.close()
 
 
+def has_opaque_root(layer: LayerRecord) -> bool:
+    """Whether a layer says that it hides all below: nothing for an overlay, which whoever makes a stack has to obey.
+
+    :raises IntegrityError: its metadata image is not what its digest says, or is damaged.
+    """
+    image = Image(_metadata(layer))
+    return is_opaque(image.node(image.root_nid))
+
+
 def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
     """Every name, directories before what is in them, names in byte order; the root is `b""`."""
     pending = [(b"", root)]

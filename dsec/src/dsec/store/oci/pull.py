@@ -12,6 +12,7 @@ from dsec.store import disk_full
 from dsec.store.catalogue import already_exists
 from dsec.store.digest import STORE_CHUNK_SIZE
 from dsec.store.erofs.format import round_up
+from dsec.store.flatten import has_opaque_root
 from dsec.store.history import Blob, remember_blob
 from dsec.store.local import LocalStore, Taken
 from dsec.store.merge import merge_layers
@@ -72,7 +73,7 @@ class Puller:
             ref = request.ref or _local_name(request.source, resolved)
             self._check_free(ref)
             parts = Fetching(self._store, taken, self._flights, crew, directory, request, resolved, progress).run()
-            made = _merged(self._store, taken, parts, request, progress)
+            made = _merged(self._store, taken, _shown(parts), request, progress)
             progress(BuildProgress("publish"))
             if not made:
                 raise broken(request.source, "it has no files")
@@ -141,6 +142,15 @@ class _Layer(NamedTuple):
         if len(self.parts) > 1 or self.bound or not blob.digest or not blob.media_type.endswith("gzip"):
             return None
         return Blob(blob.digest, blob.size, blob.diff_id)
+
+
+def _shown(parts: Sequence[Part]) -> Sequence[Part]:
+    """Without what an opaque root hides: overlayfs takes no notice of one."""
+    for number in range(len(parts) - 1, 0, -1):
+        record = parts[number].record
+        if record is not None and has_opaque_root(record):
+            return parts[number:]
+    return parts
 
 
 def _merged(
