@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from conftest import IMAGE
 from libdsec.protocol.environment import BuildProgress, ImageConfig, ImageInfo, LayerInfo
 from libdsec.protocol.errors import UnavailableError
 from libdsec.protocol.images import ImageStats, ImageStatsAnswer
