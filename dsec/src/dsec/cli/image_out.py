@@ -109,13 +109,16 @@ def diff(
     async def work(client: DSecClient) -> None:
         counts = {"added": 0, "changed": 0, "removed": 0}
         found: list[Change] = []
-        async with waiting(f"comparing {a} and {b}"), aclosing(client.diff_images(a, b)) as changes:
-            async for change in changes:
+        async with aclosing(client.diff_images(a, b)) as changes:
+            async with waiting(f"comparing {a} and {b}"):
+                change = await anext(changes, None)
+            while change is not None:
                 counts[change.kind] += 1
                 if json:
                     found.append(change)
                 else:
                     say(f"{_SIGNS[change.kind]} {_shown_path(change)}")
+                change = await anext(changes, None)
         if json:
             emit({"changes": found, **whole(ChangeCount(**counts))})
 
