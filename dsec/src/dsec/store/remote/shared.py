@@ -105,7 +105,8 @@ class SharedStore:
         remote, table = read_beside(layer)
         if remote.store != self.url:
             raise UnavailableError(
-                f"cannot read layer {layer.digest}: it lies in {remote.store}, and this node's store is {self.url}",
+                f"cannot read layer {layer.digest}: it lies in {remote.store}, and this node's store is {self.url}; "
+                "where that has it too, remove the images that have it: they come again from there",
                 digest=layer.digest,
             )
         return RemoteChunks(self._objects, table, self._threads)
