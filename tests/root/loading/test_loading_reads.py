@@ -44,9 +44,13 @@ def test_a_layer_that_is_whole_raises_no_events_and_costs_nothing(rig: Rig) -> N
         fetched = rig.store.fetched.total()
         with rig.mounted(loader, layer.record) as root:
             assert marks(rig) == 0
+            assert loader.evict(layer.record) is None
             for path, wanted in layer.hashes.items():
                 assert read_hash(root / path) == wanted
         assert rig.store.fetched.total() == fetched == layer.chunks
+        assert loader.evict(layer.record) is not None
+        assert not is_whole(layer.record)
+        assert not Path(layer.record.data).exists()
 
 
 def test_a_hundred_readers_of_one_chunk_cost_one_fetch(rig: Rig) -> None:

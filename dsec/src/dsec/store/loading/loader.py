@@ -110,8 +110,9 @@ class Loader:
 
     def mount(self, layer: LayerRecord) -> int:
         """See `LayerLoader.mount`."""
-        if is_whole(layer):
-            return mount_checked(layer)
+        with self._opened.lock(layer.digest):
+            if is_whole(layer):
+                return self._mount_whole(layer)
         with self._in_use(layer):
             check_metadata(layer)
             for way in self._possible(layer):
@@ -234,12 +235,19 @@ class Loader:
                         raise IntegrityError(f"cannot mount layer {layer.digest}: {error}") from error
                     self._thread.loop.call_soon_threadsafe(self._begin_start, opened)
                     return mount
-        return mount_checked(layer)
+            return self._mount_whole(layer)
 
     def _mount_fetched(self, layer: LayerRecord) -> int:
         self._fetch(layer, lambda _: None)
         self._ways[layer.digest] = "prefetch"
-        return mount_checked(layer)
+        with self._opened.lock(layer.digest):
+            return self._mount_whole(layer)
+
+    def _mount_whole(self, layer: LayerRecord) -> int:
+        """With the layer's lock held."""
+        mount = mount_checked(layer)
+        self._mounted.add(layer.digest)
+        return mount
 
     def _begin_start(self, opened: Opened) -> None:
         """On the loop: sandboxes begin to read."""
@@ -312,6 +320,9 @@ class Loader:
                         filling = opened.filling
                         self._thread.loop.call_soon_threadsafe(filling.read, offset, count, answer)
                         return
+                elif self._events is not None:
+                    # whoever made it whole died before its mark was gone
+                    self._events.unmark(layer)
         except (DSecError, OSError) as error:
             _log.error("a read was refused", layer=digest, error=str(error))
             answer(errno.EIO)

@@ -83,13 +83,14 @@ class PreContent:
         :raises KernelError: they cannot.
         """
         status = os.stat(layer.data)
+        # a file that it had before must not be taken for this one: what came since is not in it
+        self._forget(layer.digest)
         self._digests[status.st_dev, status.st_ino] = layer.digest
         fanotify.mark(self.group, layer.data)
 
     def unmark(self, layer: LayerRecord) -> None:
         fanotify.unmark(self.group, layer.data)
-        for inode in [inode for inode, digest in self._digests.items() if digest == layer.digest]:
-            del self._digests[inode]
+        self._forget(layer.digest)
 
     def answer(self, descriptor: int, refusal: int = 0, *, keep: bool = False) -> None:
         """Once an event. Its descriptor is closed, but one that is to be kept."""
@@ -126,6 +127,10 @@ class PreContent:
         for descriptor in (self.group, self._wake_read, self._wake_write):
             os.close(descriptor)
         self._pending.close()
+
+    def _forget(self, digest: str) -> None:
+        for inode in [inode for inode, of in list(self._digests.items()) if of == digest]:
+            self._digests.pop(inode, None)
 
     def _read(self, on_event: OnEvent) -> None:
         poll = select.poll()
