@@ -44,7 +44,7 @@ from libdsec.protocol.spec import SandboxSpec
 
 from .blocking import in_thread
 from .image_data import ImageData
-from .packing import Capture, changes_in, pack_into
+from .packing import AT_ONCE, Capture, changes_in, pack_into
 
 MAX_COMPOSED = 1024
 
@@ -173,6 +173,7 @@ class StoreImages:
         self._collector = Collector(store, mounts, self.uses, shared, now)
         self._data = ImageData(store, mounts, self.uses, loader or WholeLayers(), limit_bytes=cache_limit_bytes)
         self._puller = Puller(store)
+        self._packs = asyncio.Semaphore(AT_ONCE)
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     async def compose(self, spec: SandboxSpec) -> Composed:
@@ -252,7 +253,8 @@ class StoreImages:
         ref, publish = packing.asked.ref, packing.asked.publish
         if publish:
             self._required_store(f"publish {ref}")
-        answer = await pack_into(self._store, packing, capture, progress)
+        async with self._packs:
+            answer = await pack_into(self._store, packing, capture, progress)
         if publish:
             await self.publish(ref, progress)
         return answer

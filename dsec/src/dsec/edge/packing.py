@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from dsec.drivers.base import Captured
@@ -25,6 +26,9 @@ from .sandbox import Sandbox
 
 if TYPE_CHECKING:
     from .edge import Edge
+
+AT_ONCE = 4
+"""Uppers of one node that are read at the same time: each may take a gigabyte of memory, for a million names."""
 
 Capture = Callable[[], AbstractAsyncContextManager[Captured]]
 """Begins to capture a certain sandbox."""
@@ -97,6 +101,15 @@ async def changes_in(
         yield count, read_batches(file)
 
 
+@contextmanager
+def _thread() -> Iterator[ThreadPoolExecutor]:
+    executor = ThreadPoolExecutor(1, "dsec-pack")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False)  # what it does it finishes
+
+
 async def read_upper(
     capture: Capture, work: Callable[[Upper, Progress], _T], progress: Callable[[BuildProgress], None]
 ) -> _T:
@@ -131,7 +144,9 @@ async def read_upper(
             loop.call_soon_threadsafe(end_reading)
 
         upper = Upper(what.path, what.since, check, done)
-        working = loop.run_in_executor(None, work, upper, step)
+        # a thread of its own: those that the loop has are few, and for what is over soon
+        thread = stack.enter_context(_thread())
+        working = loop.run_in_executor(thread, work, upper, step)
         try:
             await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
             await stack.aclose()
