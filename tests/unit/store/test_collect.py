@@ -188,11 +188,12 @@ async def test_pinned_images_stay_until_they_are_let_go(tmp_path: Path) -> None:
             await node.images.pin("none:1", True)
 
 
-async def test_an_image_that_the_store_has_lost_is_not_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["names/a/*/*", "layers/*/layer", "layers/*/metadata.zst", "packs/*/*"])
+async def test_an_image_that_the_store_has_lost_is_not_forgotten(tmp_path: Path, lost: str) -> None:
     async with a_node(tmp_path) as node:
         await node.publish("a:1", 1)
+        next(node.directory.glob(lost)).unlink()
         await node.publish("b:1", 2)
-        next(node.directory.glob("names/a/*/*")).unlink()
         node.later()
         done = await node.images.collect(0, False)
         assert [each.refs for each in done.collected] == [("b:1",)]

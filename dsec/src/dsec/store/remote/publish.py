@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -90,15 +90,34 @@ async def publish_image(
 
 
 async def has_image(objects: Objects, image: ImageRecord) -> bool:
-    """Whether the store has this very image, and its layers.
+    """Whether the store has this very image, with all that its layers need.
 
     :raises DSecError: it cannot be known.
     """
     found = await objects.get(manifest_path(image.ref), MAX_MANIFEST)
     if found is None or not decode_manifest(found, image.ref).says_the_same(manifest_of(image)):
         return False
-    tables = (objects.size(layer_path(layer.digest, "layer")) for layer in image.layers)
-    return None not in await asyncio.gather(*tables)
+    for layer in image.layers:
+        content = await objects.get(layer_path(layer.digest, "layer"), MAX_TABLE_BYTES)
+        if content is None or await _complete(objects, content, layer.digest) is None:
+            return False
+    return True
+
+
+async def _complete(objects: Objects, content: bytes, digest: str) -> LayerTable | None:
+    """A layer's table, where it can be used and all is there that it names."""
+    try:
+        table = await in_thread(None, decode_table, content, digest)
+    except IntegrityError:
+        return None
+    metadata = await objects.size(layer_path(digest, "metadata.zst"))
+    return None if metadata is None or None in await _sizes(objects, table.packs) else table
+
+
+async def _sizes(objects: Objects, packs: Sequence[Pack]) -> list[int | None]:
+    """Their lengths in the store; None for those that are not there, or not whole."""
+    found = await asyncio.gather(*(objects.size(pack.path) for pack in packs))
+    return [size if size == pack.bytes else None for pack, size in zip(packs, found, strict=True)]
 
 
 async def _published(objects: Objects, manifest: Manifest) -> bool:
@@ -167,22 +186,12 @@ class _LayerPublication:
         content = await self.objects.get(layer_path(file.digest, "layer"), MAX_TABLE_BYTES)
         if content is None:
             return None
-        try:
-            table = await asyncio.to_thread(decode_table, content, file.digest)
-        except IntegrityError:
+        table = await _complete(self.objects, content, file.digest)
+        if table is None:
             self.replace = True
-            return None
-        metadata = await self.objects.size(layer_path(file.digest, "metadata.zst"))
-        if metadata is None or None in await self._sizes(table.packs):
-            self.replace = True
-            return None
-        self.sent.looked_at(file.data_bytes)
+        else:
+            self.sent.looked_at(file.data_bytes)
         return table
-
-    async def _sizes(self, packs: tuple[Pack, ...]) -> list[int | None]:
-        """Their lengths in the store; None for those that are not there, or not whole."""
-        found = await asyncio.gather(*(self.objects.size(pack.path) for pack in packs))
-        return [size if size == pack.bytes else None for pack, size in zip(packs, found, strict=True)]
 
     async def _send(self, file: LayerFile, digests: list[bytes]) -> LayerTable:
         await self._place_known(file, digests)
@@ -209,7 +218,7 @@ class _LayerPublication:
         known = await asyncio.to_thread(self.known.chunks, unknown)
         packs = tuple(dict.fromkeys(chunk.pack for chunk in known.values()))
         numbers: dict[Pack, int] = {}
-        for pack, size in zip(packs, await self._sizes(packs), strict=True):
+        for pack, size in zip(packs, await _sizes(self.objects, packs), strict=True):
             if size is None:
                 await asyncio.to_thread(self.known.forget, pack)
             else:
