@@ -30,15 +30,24 @@ struct Entry<'a> {
     home: &'a [u8],
 }
 
-/// The account of a name, a number, or `uid:gid`. `Errno::NOENT` says that there is no such user.
+/// The account of a name or a number, or of one of these with a group, by name or number, behind a colon: then with that
+/// group alone. `Errno::NOENT` says that there is no such user or group.
 pub fn resolve(user: &str) -> Result<Account, Errno> {
-    if let Some((uid, gid)) = user.split_once(':') {
-        let (uid, gid) = (number(uid.as_bytes()).ok_or(Errno::NOENT)?, number(gid.as_bytes()).ok_or(Errno::NOENT)?);
-        let passwd = read(PASSWD)?;
-        let home = entries(&passwd).find(|entry| entry.uid == uid).map_or(b"/".to_vec(), |entry| entry.home.to_vec());
-        return Ok(Account { uid, gid, groups: Vec::new(), home });
-    }
-    find(user.as_bytes(), &read(PASSWD)?, &read(GROUP)?).ok_or(Errno::NOENT)
+    look_up(user, &read(PASSWD)?, &read(GROUP)?).ok_or(Errno::NOENT)
+}
+
+fn look_up(user: &str, passwd: &[u8], group: &[u8]) -> Option<Account> {
+    let Some((user, with)) = user.split_once(':') else { return find(user.as_bytes(), passwd, group) };
+    let gid = number(with.as_bytes()).or_else(|| group_number(with.as_bytes(), group))?;
+    Some(Account { gid, groups: Vec::new(), ..find(user.as_bytes(), passwd, group)? })
+}
+
+fn group_number(name: &[u8], group: &[u8]) -> Option<u32> {
+    let line = group.split(|byte| *byte == b'\n').find(|line| {
+        let found = line.split(|byte| *byte == b':').next();
+        found == Some(name) && !name.is_empty()
+    })?;
+    number(line.split(|byte| *byte == b':').nth(2)?)
 }
 
 fn find(user: &[u8], passwd: &[u8], group: &[u8]) -> Option<Account> {
@@ -131,6 +140,20 @@ mod tests {
         assert_eq!(account("1000"), Some(expected));
         assert_eq!(account("nobody"), None);
         assert_eq!(account("odd").map(|found| found.home), Some(b"/".to_vec()));
+    }
+
+    #[test]
+    fn a_group_behind_a_colon_is_the_only_one() {
+        let of = |user| look_up(user, SAMPLE, GROUPS);
+        let mine = |gid| Some(Account { uid: 1000, gid, groups: vec![], home: b"/home/me".to_vec() });
+        assert_eq!(of("me:sudo"), mine(27));
+        assert_eq!(of("1000:video"), mine(44));
+        assert_eq!(of("me:5"), mine(5));
+        assert_eq!(of("9:8"), Some(Account { uid: 9, gid: 8, groups: vec![], home: b"/".to_vec() }));
+        assert_eq!(look_up("root:root", b"", GROUPS).map(|root| (root.uid, root.gid)), Some((0, 0)));
+        for nobody in ["me:", ":5", ":", "me:none", "none:5", "me:bad", "me:5:6", "me:4294967295", "you:sudo"] {
+            assert_eq!(of(nobody), None, "{nobody}");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ class DSecContainerRunArgs(msgspec.Struct, frozen=True, kw_only=True):
     """`host` is the node's own network, for those who may build images."""
     network_rules: Mapping[str, bool] = {}
     init_user: str | int | None = None
-    """Who runs commands and touches files by default: a name, a uid, or `uid:gid`; None is the image's."""
+    """Who runs commands and touches files by default: a name, a uid, or `user:group`; None is the image's."""
     env: Mapping[str, str] = {}
     cwd: str | None = None
     """Where commands run by default; None is the image's."""

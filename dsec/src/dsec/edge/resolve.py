@@ -151,7 +151,7 @@ def check_directory(cwd: str) -> None:
 def check_user(user: str) -> None:
     """:raises InvalidArgumentError: nothing that could be a user."""
     if not user or len(user) > 256:
-        raise InvalidArgumentError(f"cannot use user {user[:64]!r}: give a name, a uid, or uid:gid", field="user")
+        raise InvalidArgumentError(f"cannot use user {user[:64]!r}: give a name, a uid, or user:group", field="user")
     _check_text("user", user)
 
 
