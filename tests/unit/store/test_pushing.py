@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -200,6 +202,31 @@ def test_a_push_that_is_given_up_leaves_nothing(store: LocalStore, tmp_path: Pat
     with pytest.raises(StopError):
         push_image(store, ImagePushRequest("app:v1", place.format(tmp_path)), stop)
     assert sorted(str(path) for path in tmp_path.rglob("*") if "state" not in path.parts) == before
+
+
+def test_what_a_push_left_that_died_is_no_hindrance(store: LocalStore, tmp_path: Path) -> None:
+    """It died in the middle of a blob, with nothing but that in a new directory."""
+    layout = tmp_path / "layout"
+    program = (
+        "import os, signal, sys\n"
+        "from dsec.store.local import LocalStore\n"
+        "from dsec.store.oci.push import push_image\n"
+        "from libdsec.protocol.images import ImagePushRequest\n"
+        "def news(step):\n"
+        "    if step.stage == 'send':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "push_image(LocalStore(sys.argv[1]), ImagePushRequest('app:v1', sys.argv[2]), news)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "state"), f"oci:{layout}"]
+    done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    left = [path.name for path in layout.rglob("*.part")]
+    assert len(left) == 1
+    push(store, f"oci:{layout}")
+    assert list(layout.rglob("*.part")) == []
+    same_after_pull(store, f"oci:{layout}")
+    (dead,) = os.listdir(tmp_path / "state" / "building")  # until the store is opened alone
+    shutil.rmtree(tmp_path / "state" / "building" / dead)
 
 
 def test_two_pushes_at_once_into_one_layout(store: LocalStore, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from .registry import Registry
 
 _PIECE: Final = 1024 * 1024
 _PIECES_A_PULSE: Final = 4
+_PART: Final = re.compile(r"(?:[0-9a-f]{64}|index\.json|oci-layout)\.[0-9a-f]{12}\.part")
 _MARK: Final = b'{"imageLayoutVersion":"1.0.0"}'
 
 Told = Callable[[int], None]
@@ -88,14 +90,28 @@ class LayoutTarget:
                 raise InvalidArgumentError(
                     f"cannot push to {path}: it is no OCI layout and not empty", field="destination"
                 )
-            self._make_directory(os.path.join(path, "blobs"))
-            self._make_directory(os.path.join(path, "blobs", "sha256"))
+            self._prepare()
         except BlockingIOError:
             self.close()
             raise ConflictError(f"cannot push to {path}: another push into it is under way", path=path) from None
         except BaseException:
             self.close()
             raise
+
+    def _prepare(self) -> None:
+        """Take away what a push has left that died, and make what a layout has. The mark first: what dies after it
+        leaves a layout."""
+        mark = os.path.join(self._path, "oci-layout")
+        if not os.path.exists(mark):
+            self._put(mark, _MARK)
+        blobs = os.path.join(self._path, "blobs")
+        self._blobs = os.path.join(blobs, "sha256")
+        for directory in (blobs, self._blobs):
+            self._make_directory(directory)
+        for directory in (self._path, self._blobs):
+            for name in os.listdir(directory):
+                if _PART.fullmatch(name):
+                    os.unlink(os.path.join(directory, name))
 
     def has_blob(self, digest: str) -> bool:
         return os.path.isfile(self._blob(digest))
@@ -109,13 +125,11 @@ class LayoutTarget:
         blob = self._blob(f"sha256:{digest}")
         if not os.path.exists(blob):
             self._put(blob, body)
-        mark = os.path.join(self._path, "oci-layout")
-        if not os.path.exists(mark):
-            self._put(mark, _MARK)
+        _sync_directory(self._blobs)
         index = os.path.join(self._path, "index.json")
         self._put(index, _index(self._others(index), digest, len(body), self._tag))
         self._made.clear()
-        os.fsync(self._directory)
+        _sync_directory(self._path)
 
     def close(self) -> None:
         for path in reversed(self._made):
@@ -133,7 +147,7 @@ class LayoutTarget:
             self._directory = -1
 
     def _blob(self, digest: str) -> str:
-        return os.path.join(self._path, "blobs", *digest.split(":"))
+        return os.path.join(self._blobs, digest.removeprefix("sha256:"))
 
     def _make_directory(self, path: str) -> None:
         try:
@@ -288,6 +302,14 @@ def _index(others: list[dict[str, object]], digest: str, size: int, tag: str) ->
 def _name_of(manifest: dict[str, object]) -> object:
     annotations = manifest.get("annotations")
     return annotations.get(NAME) if isinstance(annotations, dict) else None
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:
