@@ -1,10 +1,10 @@
 """What overlayfs writes into an upper, told from what the sandbox wrote.
 
 Whiteouts are character devices 0:0; an opaque directory carries `trusted.overlay.opaque`. No sandbox can make either by
-itself: overlayfs refuses such a device, and the kernel such an attribute to all without a capability of the host's. What
-it can make are `user.overlay.*` attributes, which our overlays, not being mounted for them, take for data like any other,
-and so do we. Redirects and files without content (`metacopy`) are switched off; where one is found nonetheless its
-content lies elsewhere, and nothing true can be packed.
+itself: overlayfs refuses such a device, and the kernel such an attribute to all without a capability of the host's.
+What it can make are `user.overlay.*` attributes, which our overlays, not being mounted for them, take for data like any
+other, and so do we. Redirects and files without content (`metacopy`) are switched off; where one is found nonetheless
+its content lies elsewhere, and nothing true can be packed.
 """
 
 from __future__ import annotations

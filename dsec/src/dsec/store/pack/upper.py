@@ -191,12 +191,17 @@ class _Walk:
         for directory in self._left:
             if directory.told:
                 continue
-            if not self._hides(directory) and (directory.row is not None or (directory.emptied and self._shown_below(directory))):
-                if directory.parent is not None:
-                    directory.parent.emptied = True
-                continue
-            yield from self._told(directory)
+            if not self._vanishes(directory):
+                yield from self._told(directory)
+            elif directory.parent is not None:
+                directory.parent.emptied = True
         self._left.clear()
+
+    def _vanishes(self, directory: _Directory) -> bool:
+        """Of one in which nothing stays."""
+        if self._hides(directory):
+            return False
+        return directory.row is not None or (directory.emptied and self._shown_below(directory))
 
     def _told(self, directory: _Directory) -> Iterator[SourceItem]:
         """It and those above it, as far as they were not."""
