@@ -23,6 +23,8 @@ from urllib.parse import unquote
 COUNTS = "/-/counts"
 MAX_HEADER_BYTES = 16 * 1024
 PIECE = 64 * 1024
+BURST_S = 0.02
+SHORTEST_S = 0.002
 
 _DATE = "Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
 _ETAG = b'ETag: "1"\r\n'
@@ -136,8 +138,10 @@ class HttpStore:
         if self.bandwidth <= 0:
             return
         now = asyncio.get_running_loop().time()
-        self._free_at = max(now, self._free_at) + size / self.bandwidth
-        await asyncio.sleep(self._free_at - now)
+        # what a sleep took too long is made up for, and none is shorter than it can be kept
+        self._free_at = max(now - BURST_S, self._free_at) + size / self.bandwidth
+        if self._free_at - now > SHORTEST_S:
+            await asyncio.sleep(self._free_at - now)
 
 
 def _head(status: str, length: int, extra: bytes = b"") -> bytes:
