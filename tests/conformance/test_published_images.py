@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from dsec.store.records import LayerRecord
 from dsec.testing.fake_images import FakeImages
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, ImageNotFoundError, InvalidArgumentError
+from libdsec.protocol.images import ImagePushRequest
 from libdsec.protocol.spec import SandboxSpec
 
 CONFIG = ImageConfig({"A": "1"}, "/srv", "nobody")
@@ -105,3 +108,44 @@ async def test_what_is_no_name_is_refused(images: Images, bad: str) -> None:
         images.inspect(bad)
     with pytest.raises(InvalidArgumentError):
         await images.compose(SandboxSpec(bad))
+
+
+async def test_what_is_read_out_is_what_was_built(images: Images, tmp_path: Path) -> None:
+    for ref in ("one:v1", "two:v1"):
+        await images.build(request(tmp_path, ref), lambda step: None)
+    ticks: list[None] = []
+
+    def tick() -> None:
+        ticks.append(None)
+
+    with tarfile.open(fileobj=io.BytesIO(b"".join(bytes(piece) for piece in images.export("one:v1", tick)))) as tar:
+        assert all(member.name in (".", "file") for member in tar)
+    assert [(change.kind, change.path) for change in images.diff("one:v1", "two:v1", tick)] == [("changed", "/file")]
+    assert list(images.diff("one:v1", "one:v1", tick)) == []
+    assert ticks
+    (entry,) = images.history("one:v1").entries
+    assert entry.ref == "one:v1"
+    assert entry.made_by
+
+
+async def test_a_push_says_where_it_went(images: Images, tmp_path: Path) -> None:
+    await images.build(request(tmp_path, "one:v1"), lambda step: None)
+    seen: list[BuildProgress] = []
+    pushed = await images.push(ImagePushRequest("one:v1", f"oci:{tmp_path}/layout"), seen.append)
+    assert pushed.destination == f"oci:{tmp_path}/layout"
+    assert pushed.digest.startswith("sha256:")
+    assert pushed.bytes_sent > 0
+    assert seen[-1].stage == "send"
+
+
+async def test_what_is_not_there_is_not_read_out(images: Images, tmp_path: Path) -> None:
+    def tick() -> None: ...
+
+    with pytest.raises(ImageNotFoundError):
+        list(images.export("none:v1", tick))
+    with pytest.raises(ImageNotFoundError):
+        list(images.diff("none:v1", "none:v1", tick))
+    with pytest.raises(ImageNotFoundError):
+        images.history("none:v1")
+    with pytest.raises(ImageNotFoundError):
+        await images.push(ImagePushRequest("none:v1", f"oci:{tmp_path}/layout"), lambda step: None)
