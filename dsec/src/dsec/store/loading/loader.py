@@ -27,7 +27,7 @@ from libdsec.protocol.images import DataSource
 
 from .base import LayerCounts, Sources
 from .bounds import Bounds
-from .cache import evict, is_whole
+from .cache import evict, is_remote, is_whole
 from .counts import Counts
 from .looping import LoopThread
 from .opened import Opened, OpenedLayers
@@ -176,7 +176,7 @@ class Loader:
         counts = Counts(layer.directory) if opened is None else opened.counts
         present = 0 if opened is None else opened.cache.present_bytes
         return LayerCounts(
-            self._ways.get(layer.digest) or counts.source or "local",
+            self._ways.get(layer.digest) or counts.source or self._likely(layer),
             layer.data_bytes if is_whole(layer) else present,
             counts.fetched_bytes,
             counts.requests,
@@ -185,6 +185,14 @@ class Loader:
             counts.quantile(0.99),
             counts.errors,
         )
+
+    def _likely(self, layer: LayerRecord) -> str:
+        """How a layer that was not mounted yet will be read, as far as that is known."""
+        if not is_remote(layer):
+            return "local"
+        if self._way != "auto":
+            return self._way
+        return "prefetch" if self._events is None else "pre-content"
 
     def close(self) -> None:
         """See `LayerLoader.close`."""
