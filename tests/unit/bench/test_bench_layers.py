@@ -6,6 +6,7 @@ import asyncio
 import os
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,14 @@ def wheel(path: Path) -> None:
 
 def test_wheels_become_archives_that_unpack_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "WORKSPACES", {"work-space": "1"})
-    monkeypatch.setattr(archives, "TOOLKITS", {"tool": "1"})
 
-    async def download(wheels: Path) -> None:
+    async def download(wheels: Path, packages: Mapping[str, str]) -> None:
         os.mkdir(wheels)
         wheel(wheels / "work_space-1-py3-none-any.whl")
         wheel(wheels / "tool-1-py3-none-manylinux_2_17_x86_64.whl")
 
     monkeypatch.setattr(archives, "_download", download)
-    found = asyncio.run(archives.gather(tmp_path))
+    found = asyncio.run(archives.gather(tmp_path, {"tool": "1"}))
     assert [(each.name, each.kind, each.files) for each in found.workspaces] == [("work-space", "workspace", 2)]
     assert found.toolkits[0].probe == "/opt/tool/tool-1.data/scripts/tool"
     assert found.toolkits[0].content_bytes == 16
@@ -51,7 +51,7 @@ def test_wheels_become_archives_that_unpack_where_they_belong(tmp_path: Path, mo
 def test_without_packages_trees_of_the_machine_are_taken_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def download(wheels: Path) -> None:
+    async def download(wheels: Path, packages: Mapping[str, str]) -> None:
         raise UnavailableError("cannot download packages: no Python here has pip")
 
     def of_machine(directory: Path, why: str) -> Archives:

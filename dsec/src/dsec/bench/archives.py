@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -46,22 +47,22 @@ class Archives(msgspec.Struct, frozen=True):
     """Where they are from, in words."""
 
 
-async def gather(directory: Path) -> Archives:
+async def gather(directory: Path, toolkits: Mapping[str, str] = TOOLKITS) -> Archives:
     """Archives in `directory`, which is the caller's to remove.
 
     :raises UnavailableError: neither the index nor the machine has any.
     """
     wheels = directory / "wheels"
     try:
-        await _download(wheels)
+        await _download(wheels, {**WORKSPACES, **toolkits})
     except DSecError as error:
         return await asyncio.to_thread(_of_machine, directory, error.message.splitlines()[-1][-200:])
-    return await asyncio.to_thread(_of_index, directory, wheels)
+    return await asyncio.to_thread(_of_index, directory, wheels, toolkits)
 
 
-async def _download(wheels: Path) -> None:
+async def _download(wheels: Path, packages: Mapping[str, str]) -> None:
     """:raises DSecError: no pip, or it could not."""
-    wanted = [f"{name}=={version}" for name, version in {**WORKSPACES, **TOOLKITS}.items()]
+    wanted = [f"{name}=={version}" for name, version in packages.items()]
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels))
     await output_of([await _python_with_pip(), "-m", "pip", "download", *options, *wanted], _DOWNLOAD_S)
 
@@ -77,12 +78,12 @@ async def _python_with_pip() -> str:
     raise UnavailableError("cannot download packages: no Python here has pip")
 
 
-def _of_index(directory: Path, wheels: Path) -> Archives:
+def _of_index(directory: Path, wheels: Path, wanted: Mapping[str, str]) -> Archives:
     by_name = {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in wheels.glob("*.whl")}
     workspaces = tuple(_from_wheel(directory, by_name[name], name, "workspace") for name in WORKSPACES)
-    toolkits = tuple(_from_wheel(directory, by_name[name], name, "toolkit") for name in TOOLKITS)
+    toolkits = tuple(_from_wheel(directory, by_name[name], name, "toolkit") for name in wanted)
     shutil.rmtree(wheels)
-    said = ", ".join(f"{name} {version}" for name, version in {**WORKSPACES, **TOOLKITS}.items())
+    said = ", ".join(f"{name} {version}" for name, version in {**WORKSPACES, **wanted}.items())
     return Archives(workspaces, toolkits, f"packages of the index: {said}")
 
 

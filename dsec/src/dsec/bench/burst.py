@@ -43,7 +43,7 @@ SAMPLES = 200
 SHARED_BY = 5
 """Sandboxes of one image."""
 LATENCY_MS, BANDWIDTH_MB = 5.0, 100.0
-TREES = ("django", "sympy", "plotly")
+TREES = ("django", "sympy", "botocore")
 BASE = "burst/base:1"
 CHUNKS_KIB = (128, 256, 512)
 CHUNK_IMAGES = 4
@@ -76,7 +76,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
     sizes: dict[int, tuple[Run, list[Workspace]]] = {}
     try:
         progress(0, 6, "fetching trees")
-        found = await gather(where)
+        found = await gather(where, toolkits={})
         chosen = [each for each in found.workspaces if each.name in TREES] or list(found.workspaces)
         files = await asyncio.to_thread(crowd.read_trees, chosen)
         progress(1, 6, "packing images")
