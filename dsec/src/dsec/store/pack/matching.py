@@ -11,6 +11,7 @@ no pattern can make it take longer.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -88,7 +89,6 @@ class Matcher:
         self.rules = tuple(rules)
         self._parts = [tuple(rule.pattern.split("/")) for rule in rules]
         self._sets: dict[_States, _Set] = {}
-        self._globs: dict[str, _Glob] = {}
         self.root = Place(self, self._set({(number, 0) for number in range(len(rules))}), -1)
 
     def step(self, at: _Set, name: str) -> _Set:
@@ -134,15 +134,10 @@ class Matcher:
                 if at + 1 == len(parts):
                     stay.add(following)
             elif "*" in part or "?" in part:
-                globs.append((self._glob(part), following))
+                globs.append((_glob(part), following))
             else:
                 plain.setdefault(part, set()).add(following)
         return _Set(frozenset(stay), {name: frozenset(more | stay) for name, more in plain.items()}, globs, last)
-
-    def _glob(self, part: str) -> _Glob:
-        if part not in self._globs:
-            self._globs[part] = _Glob(part)
-        return self._globs[part]
 
 
 class _Set:
@@ -191,3 +186,8 @@ class _Glob:
                 return False
             at = found.end()
         return between[-1].match(name, end) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _glob(part: str) -> _Glob:
+    return _Glob(part)
