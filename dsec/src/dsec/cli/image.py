@@ -52,6 +52,7 @@ def build(
     network: image_dockerfile.NetworkOption = "private",
     no_cache: image_dockerfile.NoCacheOption = False,
     progress: image_dockerfile.ProgressOption = "plain",
+    timeout: image_dockerfile.StepTimeoutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Build an image and publish it under a name that then never changes.
@@ -70,11 +71,18 @@ def build(
         others = {"--from": source, "--package": package, "--mirror": mirror, "--env": env}
         image_dockerfile.refuse({**others, "--kind": kind != "base", "--cwd": cwd != "/", "--user": user != "root"})
         wanted_file = image_dockerfile.Wanted(
-            file, directory or ".", build_arg or (), target, network, not no_cache, progress, if_missing
+            file, directory or ".", build_arg or (), target, network, not no_cache, progress, timeout, if_missing
         )
         execute(json, lambda client: image_dockerfile.main(client, ref, wanted_file, json))
     image_dockerfile.refuse(
-        {"--build-arg": build_arg, "--target": target, "--network": network != "private", "--no-cache": no_cache}, "-f"
+        {
+            "--build-arg": build_arg,
+            "--target": target,
+            "--network": network != "private",
+            "--no-cache": no_cache,
+            "--timeout": timeout,
+        },
+        "-f",
     )
     if kind not in get_args(LayerKind):
         raise typer.BadParameter(f"{kind!r} is none of {', '.join(get_args(LayerKind))}", param_hint="--kind")

@@ -15,7 +15,7 @@ from libdsec.protocol.environment import ImageInfo
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 from libdsec.protocol.spec import Network
 
-from .options import pairs
+from .options import pairs, seconds
 from .outcome import report
 from .output import amount, emit, printable, say
 from .registry_login import login_for
@@ -40,6 +40,9 @@ NetworkOption = Annotated[
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Run every step, also what was run before.")]
 ProgressOption = Annotated[str, typer.Option("--progress", help="plain: steps and what they print; quiet.")]
+StepTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Of one RUN at most: 2h. Default 1h.")
+]
 
 _STANDARD_INPUT = "-"
 _LARGEST = 1024 * 1024
@@ -55,6 +58,7 @@ class Wanted(msgspec.Struct, frozen=True):
     network: str
     cache: bool
     progress: str
+    timeout_s: float | None
     if_missing: bool
 
 
@@ -94,7 +98,7 @@ async def _existing(client: DSecClient, ref: str) -> ImageInfo | None:
 
 
 async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
-    from dsec.dockerfile.run import Options, build
+    from dsec.dockerfile.run import STEP_TIMEOUT_S, Options, build
 
     if wanted.progress not in get_args(Progress):
         raise typer.BadParameter(f"{wanted.progress!r} is neither plain nor quiet", param_hint="--progress")
@@ -106,6 +110,7 @@ async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
         target=wanted.target,
         network=networks[wanted.network],
         cache=wanted.cache,
+        step_timeout_s=wanted.timeout_s or STEP_TIMEOUT_S,
         login_for=login_for,
     )
     show = _show if wanted.progress == "plain" else _show_nothing

@@ -39,9 +39,11 @@ from .refusals import StepFailedError, at_line, refusal
 
 CACHE = "build-cache"
 """The name that images of steps begin with."""
-ORPHAN_S = 60.0
-"""When the client is killed, the sandbox of its step is one that nobody uses, and goes by itself."""
+ORPHAN_S = 300.0
+"""When the client is killed, the sandbox of its step is one that nobody uses, and goes by itself. Nobody uses it while
+files for it are packed, either."""
 CREATE_S = 300.0
+STEP_TIMEOUT_S = 3600.0
 
 _CACHED = re.compile(rf"{CACHE}/(?P<key>[0-9a-f]{{64}}):(?P<number>[1-9][0-9]{{0,8}})")
 _REGISTRY = re.compile(r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9.-]+(?=:))(?::(?P<port>\d+))?/")
@@ -55,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = "private"
     cache: bool = True
     """False: every step is run, and its image takes the place of the one in the cache."""
-    step_timeout_s: float = 3600.0
+    step_timeout_s: float = STEP_TIMEOUT_S
     """Of one RUN."""
     login_for: Callable[[str], RegistryLogin | None] = lambda source: None
     """Who asks for an image that is pulled, as `docker://HOST/NAME:TAG`."""
