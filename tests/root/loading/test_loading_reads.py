@@ -310,6 +310,23 @@ def test_more_readers_than_may_wait_at_once_wait_in_the_kernel(rig: Rig, monkeyp
         assert {path: hash_of(reader) for path, reader in readers.items()} == layer.hashes
 
 
+def test_a_layer_that_is_let_go_of_while_it_is_fetched_writes_nothing_more(rig: Rig) -> None:
+    layer = rig.layer(files=40)
+    rig.store.delay_s = 0.02
+    with rig.loader() as loader:
+        for _ in range(5):
+            with rig.mounted(loader, layer.record) as root:
+                readers = [start_read(root / path) for path in list(layer.hashes)[:8]]
+                threading.Event().wait(0.02)
+                for reader in readers:
+                    reader.kill()
+                    hash_of(reader)
+            assert not descriptors_of(layer.record.directory)
+        rig.store.delay_s = 0
+        with rig.mounted(loader, layer.record) as root:
+            assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+
+
 def test_readers_that_are_killed_leave_nothing(rig: Rig) -> None:
     layer = rig.layer(files=20)
     rig.store.delay_s = 0.3

@@ -7,7 +7,9 @@ data file is taken away only after them, and made anew before them.
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from dataclasses import dataclass
 
 from dsec import faults
@@ -107,6 +109,9 @@ class DataCache:
         self.layer, self.chunks, self.present = layer, chunks, present
         self.writer = -1
         """Reads and writes through it raise no events."""
+        self._idle = threading.Condition()
+        self._writing = 0
+        self._closed = False
 
     @classmethod
     def open(cls, layer: LayerRecord) -> DataCache:
@@ -164,6 +169,18 @@ class DataCache:
                 chunk=chunk,
             )
         faults.point("loading.chunk.checked")
+        with self._idle:
+            if self._closed:
+                raise OSError(errno.EBADF, "the layer is closed")
+            self._writing += 1
+        try:
+            self._write(chunk, data)
+        finally:
+            with self._idle:
+                self._writing -= 1
+                self._idle.notify_all()
+
+    def _write(self, chunk: int, data: bytes) -> None:
         view, at = memoryview(data), chunk * self.chunks.size
         while view:
             written = os.pwrite(self.writer, view, at)
@@ -189,6 +206,10 @@ class DataCache:
         _remove(os.path.join(self.layer.directory, MAP_NAME))
 
     def close(self) -> None:
+        """Waits for what is being written: a number that was closed may be another file's by then."""
+        with self._idle:
+            self._closed = True
+            self._idle.wait_for(lambda: not self._writing)
         self.present.close()
         if self.writer >= 0:
             os.close(self.writer)

@@ -71,20 +71,21 @@ class Filling:
         self._completed = False
         self._log_after = 0.0
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Ask for nothing any more, and write nothing. Readers that wait are not answered."""
+        """Ask for nothing any more, and write nothing. Whoever waits for what is not there is refused."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for readers in self._waiting.values():
-            for reader in readers:
-                reader.timer.cancel()
+        waiting = {id(reader): reader for readers in self._waiting.values() for reader in readers}
         self._waiting.clear()
+        for reader in waiting.values():
+            there = all(map(self.cache.present.has, reader.missing))
+            self._finish(reader, 0 if there else errno.EIO)
 
     def _spawn(self, work: Work) -> None:
         if self._closed:
@@ -102,7 +103,9 @@ class Filling:
         self.trace.note(first, end, self._loop.time())
         missing = set(self.cache.present.absent(first, end))
         ahead = self._read_ahead.after(first, end)
-        if missing:
+        if missing and self._closed:
+            answer(errno.EIO)
+        elif missing:
             self._wait(missing, answer)
         else:
             answer(0)
@@ -124,6 +127,10 @@ class Filling:
 
         :raises DSecError: why a part of it cannot be had.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         queue = list(self._flights.wanted(0, self.cache.chunks.count))
         queue.reverse()
 

@@ -151,9 +151,8 @@ class Loader:
             check_whole(layer)
             return
         check_metadata(layer)
-        with self._in_use(layer):
-            with self._opened.lock(layer.digest):
-                opened = self._opened.open(layer) if os.path.exists(layer.data) else None
+        with self._in_use(layer), self._opened.lock(layer.digest):
+            opened = self._opened.open(layer) if os.path.exists(layer.data) else None
             wrong = [] if opened is None or opened.closed else opened.cache.check()
         if wrong:
             raise IntegrityError(
