@@ -100,7 +100,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
 async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -> tuple[int, list[Workspace]]:
     """By a node of its own. The bytes of the base's contents, and the workspaces."""
     program = ("dsec", "serve") if not chunk_kib else ("dsec.bench.chunked", "--chunk-kib", str(chunk_kib))
-    publisher = OwnNode(field.where, f"-publisher{chunk_kib}", program, {"DSEC_STORE": str(store)})
+    publisher = OwnNode(field.ground.directory, f"-publisher{chunk_kib}", program, {"DSEC_STORE": str(store)})
     async with publisher.running() as client:
         base = await client.build_image(BASE, f"dir:{field.ground.lower}")
         await client.publish_image(BASE)
@@ -148,7 +148,7 @@ def _fetch_and_unpack(url: str, target: Path) -> None:
 async def _on_demand(field: _Field, name: str, store: Path, workspaces: Sequence[Workspace], count: int) -> Run:
     """On a node that has nothing."""
     async with crowd.served(store, LATENCY_MS, BANDWIDTH_MB) as url:
-        node = OwnNode(field.where, f"-burst{name}", settings={"DSEC_STORE": url})
+        node = OwnNode(field.ground.directory, f"-burst{name}", settings={"DSEC_STORE": url})
         async with node.running() as client:
             before = await asyncio.to_thread(written, field.where)
             begin = time.perf_counter()
