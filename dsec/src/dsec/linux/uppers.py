@@ -36,18 +36,20 @@ class Upper:
     path_upper: str
     path_work: str
 
-    def snapshot(self) -> str | None:
-        """The path of a read-only copy of the upper, as it is now; None where its file system has none. It takes the
-        place of an earlier one.
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether its file system has such."""
+        return btrfs.is_subvolume(_mount_path(self.home))
+
+    def snapshot(self) -> str:
+        """The path of a read-only copy of the upper, as it is now; legal where it `has_snapshots`. It takes the place
+        of an earlier one.
 
         :raises KernelError: there is no room for it.
         """
-        place = _mount_path(self.home)
-        if not btrfs.is_subvolume(place):
-            return None
         self.remove_snapshot()
         copy = _snapshot_path(self.home)
-        btrfs.snapshot_subvolume(place, copy)
+        btrfs.snapshot_subvolume(_mount_path(self.home), copy)
         return os.path.join(copy, os.path.basename(self.path_upper))
 
     def remove_snapshot(self) -> None:

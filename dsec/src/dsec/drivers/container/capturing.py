@@ -8,6 +8,7 @@ the upper.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -27,11 +28,11 @@ _log = structlog.get_logger("dsec.container")
 @asynccontextmanager
 async def captured(upper: Upper, standstill: Standstill, check: Callable[[], None]) -> AsyncIterator[Captured]:
     """See `Instance.capture`."""
-    copy = await _snapshot(upper)
-    if copy is None:
+    if not upper.has_snapshots:
         async with standstill.still() as since:
             yield Captured(upper.path_upper, since, check)
         return
+    copy = await _snapshot(upper)
     try:
         faults.point("driver.snapshot.made")
         yield Captured(copy, None, check)
@@ -39,13 +40,15 @@ async def captured(upper: Upper, standstill: Standstill, check: Callable[[], Non
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, upper))
 
 
-async def _snapshot(upper: Upper) -> str | None:
+async def _snapshot(upper: Upper) -> str:
     making = asyncio.get_running_loop().run_in_executor(None, upper.snapshot)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        # the thread cannot be stopped: what it makes goes when it has made it
-        making.add_done_callback(lambda made: _remove(upper) if made.exception() is None and made.result() else None)
+        # the thread cannot be stopped, and what it makes must be gone before the upper may go
+        with contextlib.suppress(KernelError):
+            await making
+        _remove(upper)
         raise
     except KernelError as error:
         raise CapacityError(f"cannot snapshot what a sandbox has written: {error}", errno=error.errno or 0) from error

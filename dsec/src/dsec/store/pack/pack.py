@@ -13,12 +13,13 @@ from contextlib import contextmanager
 
 from dsec import faults
 from dsec.store.build import LayerBuild, build_layer
+from dsec.store.compose import MAX_LAYERS
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord
 from dsec.store.sources import SourceItem
 from dsec.store.tree import printable
 from libdsec.protocol.environment import BuildProgress, parse_ref
-from libdsec.protocol.errors import CapacityError
+from libdsec.protocol.errors import CapacityError, InvalidArgumentError
 from libdsec.protocol.images import PackedDiff
 
 from .lower import Lower
@@ -38,7 +39,7 @@ def check(store: LocalStore, packing: Packing) -> PackedDiff | None:
     """Everything that can be told before the sandbox has to stand still. The answer, where this very step has packed
     the image already.
 
-    :raises InvalidArgumentError: a name or a rule that cannot be used.
+    :raises InvalidArgumentError: a name or a rule that cannot be used, or too many layers.
     :raises AlreadyExistsError: somebody else's image has the name.
     :raises ImageNotFoundError, ConflictError: as `parts_of`.
     """
@@ -47,6 +48,12 @@ def check(store: LocalStore, packing: Packing) -> PackedDiff | None:
     found = earlier(store.catalogue, packing.asked.ref, packing.maker)
     if found is None:
         parts_of(store.catalogue, packing)
+        if packing.asked.kind != "toolkit" and len(packing.layers) >= MAX_LAYERS:
+            raise InvalidArgumentError(
+                f"cannot pack {packing.asked.ref}: a sandbox of it would have more than {MAX_LAYERS} layers; make one "
+                "of them with `dsec image export` and `dsec image build --from tar:FILE`",
+                limit=MAX_LAYERS,
+            )
     return found
 
 
