@@ -147,7 +147,7 @@ def test_its_reader_may_stop_it(store: LocalStore, taken: Taken) -> None:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(stacks(3), stacks(2))
 def test_a_stack_against_another(store: LocalStore, taken: Taken, old: list[Plan], new: list[Plan]) -> None:

@@ -30,7 +30,7 @@ REG = stat.S_IFREG | 0o644
 DIR = stat.S_IFDIR | 0o755
 
 slow_fixture = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
