@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from distant import MemorySource
 from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
 
 from dsec.store.loading import precontent, present
+from dsec.store.loading.base import Deliver, FetchCost
 from dsec.store.loading.bounds import Bounds
 from dsec.store.loading.cache import is_whole
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
@@ -129,6 +131,31 @@ def test_a_damaged_chunk_costs_its_neighbours_nothing(rig: Rig) -> None:
         loader.fetch_all([layer.record], lambda _: None)
         for path, wanted in layer.hashes.items():
             assert read_hash(root / path) == wanted
+
+
+def test_chunks_that_come_twice_late_unasked_or_not_at_all(rig: Rig) -> None:
+    layer = rig.layer(files=25)
+    forgotten: set[int] = set()
+
+    class Odd(MemorySource):
+        async def fetch(self, first: int, count: int, deliver: Deliver) -> FetchCost:
+            for chunk in reversed(range(first, first + count)):
+                if chunk % 3 == 0 and chunk not in forgotten:
+                    forgotten.add(chunk)
+                    continue
+                data = layer.data[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
+                deliver((chunk + 1) % self.chunks, data)
+                deliver(self.chunks + 7, data)
+                deliver(chunk, data)
+                deliver(chunk, bytes(len(data)))
+                threading.Timer(0.05, deliver, (chunk, bytes(len(data)))).start()
+            return FetchCost(1, 0)
+
+    rig.store.open_source = lambda _: Odd(rig.store, layer)  # type: ignore[method-assign]
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+        loader.fetch_all([layer.record], lambda _: None)
+    assert Path(layer.record.data).read_bytes() == layer.data
 
 
 def test_a_hot_layer_does_not_delay_another(rig: Rig) -> None:
