@@ -12,51 +12,17 @@ from typing import Any
 
 import pytest
 from layer_trees import check_files, check_fsck, describe_image, noise
-from oci_layouts import bomb, digest, directory, file, link, opaque, squeezed, symlink, tar, whiteout
+from oci_layouts import Blobs, bomb, digest, directory, file, link, opaque, squeezed, symlink, tar, whiteout
 from tar_bytes import header, pax
 
 from dsec.store.build import LayerBuild
 from dsec.store.oci import convert as convert_module
-from dsec.store.oci.blobs import Verified
 from dsec.store.oci.convert import convert
 from dsec.store.oci.inherit import inherit
-from dsec.store.oci.source import LayerBlob, Resolved
+from dsec.store.oci.source import LayerBlob
 from libdsec.protocol.errors import CapacityError, DSecError, IntegrityError, InvalidArgumentError
 
 zstd = pytest.importorskip("backports.zstd")
-
-
-class Blobs:
-    """A source of one layer: its bytes as they are, and what is said of them."""
-
-    def __init__(self, blob: bytes, *, promised: str = "", size: int | None = None) -> None:
-        self._blob = blob
-        self._promised = promised or digest(blob)
-        self._size = len(blob) if size is None else size
-
-    def resolve(self) -> Resolved:
-        raise AssertionError
-
-    def open_layer(self, layer: LayerBlob, told: Any) -> Verified:
-        return Verified(_Bytes(self._blob), "the blob", digest=self._promised, size=self._size, told=told)
-
-    def close(self) -> None:
-        pass
-
-
-class _Bytes:
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._at = 0
-
-    def readinto(self, view: memoryview, /) -> int:
-        part = self._content[self._at : self._at + min(len(view), 1000)]
-        view[: len(part)] = part
-        self._at += len(part)
-        return len(part)
-
-    def close(self) -> None:
-        pass
 
 
 def made(tmp_path: Path, plain: bytes, blob: bytes | None = None, **said: Any) -> LayerBuild:
@@ -178,7 +144,7 @@ def test_directories_that_a_layer_does_not_describe(tmp_path: Path) -> None:
         whiteout(b"up/removed"),
     )
     assert upper.implied == (b"a", b"a/b", b"a/c", b"emptied", b"gone", b"new", b"up")
-    changed = inherit(upper, [lower.metadata_path, middle.metadata_path])
+    changed = inherit(upper, [lower.metadata_path, middle.metadata_path], complete=False)
     check_files(changed)
     check_fsck(changed)
     found = describe_image(changed)
@@ -194,7 +160,7 @@ def test_directories_that_a_layer_does_not_describe(tmp_path: Path) -> None:
     assert b"a/through" in found
     assert b"up" not in found
     assert (b"trusted.overlay.opaque", b"y") in found[b"emptied"][6]
-    again = inherit(changed, [])
+    again = inherit(changed, [], complete=False)
     assert again == changed
 
 
@@ -203,11 +169,32 @@ def test_names_below_what_is_no_directory_below(tmp_path: Path, target: bytes) -
     lower = build_in(tmp_path, "lower", file(b"f"), symlink(b"l", target))
     upper = build_in(tmp_path, "upper", file(b"l/x"))
     with pytest.raises(InvalidArgumentError, match="leads to none"):
-        inherit(upper, [lower.metadata_path])
+        inherit(upper, [lower.metadata_path], complete=True)
 
 
 def test_one_name_by_two_ways(tmp_path: Path) -> None:
     lower = build_in(tmp_path, "lower", directory(b"d"), symlink(b"l", b"d"))
     upper = build_in(tmp_path, "upper", file(b"l/x", b"1"), file(b"d/x", b"2"))
     with pytest.raises(InvalidArgumentError, match="twice"):
-        inherit(upper, [lower.metadata_path])
+        inherit(upper, [lower.metadata_path], complete=True)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_directories_that_only_remove_what_is_not_there(tmp_path: Path, complete: bool) -> None:
+    lower = build_in(tmp_path, "lower", directory(b"there"), file(b"f"))
+    removals = [whiteout(name) for name in (b"a/b/c", b"there/x", b"f/x")]
+    upper = build_in(tmp_path, "upper", *removals, opaque(b"o"), opaque(b"there"), whiteout(b"kept/x"), file(b"kept/y"))
+    if not complete:
+        with pytest.raises(InvalidArgumentError, match="leads to none"):
+            inherit(upper, [lower.metadata_path], complete=complete)
+        return
+    found = describe_image(inherit(upper, [lower.metadata_path], complete=complete))
+    assert sorted(found) == [b"", b"kept", b"kept/x", b"kept/y", b"there", b"there/x"]
+
+
+def test_what_a_layer_hides_it_does_not_inherit(tmp_path: Path) -> None:
+    lower = build_in(tmp_path, "lower", *(directory(name, 0o700) for name in (b"a", b"a/b", b"a/b/c", b"d", b"d/e")))
+    upper = build_in(tmp_path, "upper", opaque(b"a"), file(b"a/b/c/f"), whiteout(b"d"), file(b"d/e/f"))
+    found = describe_image(inherit(upper, [lower.metadata_path], complete=True))
+    modes = {path: row[0] & 0o777 for path, row in found.items() if stat.S_ISDIR(row[0]) and path}
+    assert modes == {b"a": 0o700, b"a/b": 0o755, b"a/b/c": 0o755, b"d": 0o755, b"d/e": 0o755}

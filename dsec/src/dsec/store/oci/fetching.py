@@ -143,7 +143,7 @@ class Fetching:
             if part.state == "built" and all(lower.state == "done" for lower in self._parts[:number]):
                 assert part.build is not None
                 below = tuple(lower.record.metadata for lower in self._parts[:number] if lower.record is not None)
-                self._give(part, Inherit(part.build, below), "inheriting")
+                self._give(part, Inherit(part.build, below, self._request.kind == "base"), "inheriting")
             elif part.state == "wanted":
                 answer = self._flights.claim(part.key, self._taken)
                 if isinstance(answer, Made):
@@ -172,8 +172,7 @@ class Fetching:
             part.state = state
 
     def _built(self, part: Part, build: LayerBuild) -> None:
-        lowest = part is self._parts[0]
-        if part.state == "making" and build.implied and not lowest:
+        if part.state == "making" and build.implied:
             part.build, part.state = build, "built"
             return
         part.fresh = True

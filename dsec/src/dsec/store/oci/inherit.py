@@ -33,18 +33,25 @@ _At = list[_Place] | Node | None
 nothing."""
 
 
-def inherit(build: LayerBuild, below: Sequence[str]) -> LayerBuild:
+def inherit(build: LayerBuild, below: Sequence[str], *, complete: bool) -> LayerBuild:
     """The layer with its implied directories as they are in the layers below, whose metadata images are given, lowest
     first. The same layer where that changes nothing.
+
+    `complete`: there will never be layers below those. Then a directory that is implied by names to be removed alone,
+    and that is not there below, is left out, since it would be seen.
 
     :raises InvalidArgumentError: such a directory is no directory below, and no link to one.
     """
     stack = _Stack(below)
-    implied = [path for path in build.implied if stack.shows(path)]
-    if not implied:
+    if not build.implied or not (complete or any(map(stack.shows, build.implied))):
         return build
     tree = Tree()
     tree.root = _read(build)
+    implied = [path for path in build.implied if stack.shows(path) and not _hides(tree.root, path)]
+    gone = set() if not complete else _drop(tree.root, stack, build.implied)
+    implied = [path for path in implied if path not in gone]
+    if not implied and not gone:
+        return build
     _settle(tree.root, stack, implied)
     _count_names(tree.root)
     image, inodes = build_metadata(tree, build.data_size // BLOCK_SIZE, b"".join(build.chunk_digests))
@@ -61,6 +68,30 @@ def inherit(build: LayerBuild, below: Sequence[str]) -> LayerBuild:
         layer_digest=layer_digest(digest, build.chunk_digests),
         inodes=inodes,
     )
+
+
+def _hides(root: Node, path: bytes) -> bool:
+    """Whether the layer itself hides what lower layers have at `path`: by a directory that `path` lies in."""
+    node = root
+    for name in path.split(b"/")[:-1]:
+        assert node.children is not None
+        node = node.children[name]
+        if is_opaque(node):
+            return True
+    return False
+
+
+def _drop(root: Node, stack: _Stack, implied: Sequence[bytes]) -> set[bytes]:
+    """Take out directories that only remove what is not there; which ones."""
+    dropped: set[bytes] = set()
+    for path in reversed(implied):
+        node = _find(root, path)
+        assert node is not None
+        is_there = stack.resolve(path) is not None and not _hides(root, path)
+        if not is_there and all(map(is_whiteout, (node.children or {}).values())):
+            _take_out(root, path)
+            dropped.add(path)
+    return dropped
 
 
 def _settle(root: Node, stack: _Stack, implied: list[bytes]) -> None:

@@ -42,6 +42,7 @@ class Inherit(msgspec.Struct, tag=True, frozen=True):
 
     build: LayerBuild
     below: tuple[str, ...]
+    complete: bool
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):

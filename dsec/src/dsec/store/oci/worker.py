@@ -86,7 +86,7 @@ class _Worker:
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Inherit):
-            return Built(inherit(job.build, job.below))
+            return Built(inherit(job.build, job.below, complete=job.complete))
         if self._source is None:
             place = parse_place(self._start.source)
             self._source = open_source(place, login=self._start.login, plain_http=self._start.plain_http)
