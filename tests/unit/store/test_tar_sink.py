@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,7 +147,7 @@ class _Zeros:
 
 
 def test_a_file_above_eight_gibibytes() -> None:
-    pieces = tar_pieces(MemorySource([Entry(b"f", Node(REG), _Zeros())]))
+    pieces = tar_pieces(MemorySource([Entry(b"f", Node(REG), _Zeros())]), whiteouts="oci")
     head = b""
     length = 0
     for piece in pieces:
@@ -157,6 +158,26 @@ def test_a_file_above_eight_gibibytes() -> None:
     assert member is not None
     assert (member.name, member.size) == ("f", _Zeros.size)
     assert length == 512 * 3 + _Zeros.size + -_Zeros.size % 512 + 1024
+
+
+def test_large_holes_are_left_out_of_a_plain_tar(store: LocalStore, taken: Taken, tmp_path: Path) -> None:
+    size = (9 << 30) + 7
+    extents = [(1 << 20, 5000), (5 << 30, 1 << 20), (size - 7, 7)]
+    data = noise(5000) + noise(1 << 20) + b"the end"
+    sparse = Entry(b"d/sparse", Node(REG, mtime_ns=7), BytesContent(data, size=size, extents=extents))
+    empty = Entry(b"hole", Node(REG), BytesContent(b"", size=4 << 20, extents=()))
+    layer = take(store, taken, [sparse, HardLink(b"link", b"d/sparse"), empty])
+    tar = as_tar(layer, "plain")
+    assert len(tar) < 3 << 20
+    assert from_tar(store, taken, tar).digest == layer.digest
+    (tmp_path / "tar").write_bytes(tar)
+    subprocess.run(["tar", "-xf", "tar", "--numeric-owner", "--no-same-owner"], cwd=tmp_path, check=True, timeout=60)
+    assert os.stat(tmp_path / "link").st_ino == os.stat(tmp_path / "d" / "sparse").st_ino
+    assert os.stat(tmp_path / "hole").st_size == 4 << 20
+    with open(tmp_path / "link", "rb") as file:
+        assert os.fstat(file.fileno()).st_size == size
+        assert b"".join(os.pread(file.fileno(), length, offset) for offset, length in extents) == data
+        assert os.pread(file.fileno(), 4096, 6 << 30) == bytes(4096)
 
 
 def test_content_that_ends_early_is_an_error() -> None:

@@ -33,10 +33,16 @@ KINDS: Final = {
 """What a tar can hold, by file type: everything but sockets."""
 
 
-def header(path: bytes, node: Node, kind: bytes, size: int = 0, link: bytes = b"") -> bytes:
-    """All blocks before an entry's data. `link` is the target of a symbolic or hard link."""
+def header(path: bytes, node: Node, kind: bytes, size: int = 0, link: bytes = b"", sparse: int | None = None) -> bytes:
+    """All blocks before an entry's data. `link` is the target of a symbolic or hard link; `sparse` the length of a file
+    whose data of `size` bytes is a map of its extents, then those (GNU's sparse form 1.0)."""
     name = path + b"/" if kind == DIRECTORY else path
     records: list[tuple[bytes, bytes]] = []
+    if sparse is not None:
+        records += [(b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.name", path)]
+        records.append((b"GNU.sparse.realsize", str(sparse).encode()))
+        # what a reader that knows nothing of it makes of the data
+        name = b"GNUSparseFile.0/" + path.rpartition(b"/")[2]
     if len(name) > 100:
         records.append((b"path", name))
     if len(link) > 100:
