@@ -55,7 +55,7 @@ def from_tar(store: LocalStore, taken: Taken, tar: bytes) -> LayerRecord:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(
     layer_plans(kinds=("file", "directory", "link", "symlink", "whiteout", "opaque", "device", "fifo", "hole"), most=20)
