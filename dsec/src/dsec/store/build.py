@@ -69,8 +69,8 @@ def build_layer(
     """Write `NAME.erofs` and `NAME.data` into `out_dir`, an existing directory.
 
     `progress` is called on the calling thread with the bytes of content done so far, about once a MiB. `remap` maps
-    the source's user and group ids, `keep_overlay` keeps `trusted.overlay.*` attributes (see `rules.Rules`). Contents are
-    on the disk afterwards, and with `sync_names` the names too, which a store that moves the files need not have.
+    the source's user and group ids, `keep_overlay` keeps `trusted.overlay.*` attributes (see `rules.Rules`). Contents
+    are on the disk afterwards, and with `sync_names` the names too, which a store that moves the files need not have.
 
     Raises `InvalidArgumentError` when the source cannot become a layer (the member is named), `FileOperationError`
     when reading it fails, `AlreadyExistsError` when there is such a layer, `ConflictError` when another build of that
