@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from libdsec.client import DSecClient
-from libdsec.protocol.environment import LayerKind
+from libdsec.protocol.environment import ImageInfo, LayerKind
 from libdsec.protocol.images import MERGE_BYTES
 
 from .image_progress import shown
@@ -80,12 +80,16 @@ def pull(
         if json:
             emit(info)
         else:
-            size = sum(layer.metadata_bytes + layer.data_bytes for layer in info.layers)
-            files = sum(layer.files for layer in info.layers)
-            layers = f"{len(info.layers)} layer{'s' * (len(info.layers) != 1)}"
-            say(f"{info.ref}: {layers}, {amount(size)}, {files} files")
+            say(_summary(info))
 
     execute(json, work)
+
+
+def _summary(info: ImageInfo) -> str:
+    size = sum(layer.metadata_bytes + layer.data_bytes for layer in info.layers)
+    files = sum(layer.files for layer in info.layers)
+    layers = f"{len(info.layers)} layer{'s' * (len(info.layers) != 1)}"
+    return f"{info.ref}: {layers}, {amount(size)}, {files} files"
 
 
 def absolute(place: str) -> str:
