@@ -127,12 +127,12 @@ class Loader:
     def unmounted(self, digest: str) -> None:
         """See `LayerLoader.unmounted`."""
         opened = self._opened.get(digest)
+        self._mounted.discard(digest)
         try:
             layer = opened.cache.layer if opened is not None else self._locate(digest)
         except ImageNotFoundError:
             return  # removed, and its marks went with its files
         with self._opened.lock(digest):
-            self._mounted.discard(digest)
             self._close_unused(layer)
 
     def fetch_all(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> None:
