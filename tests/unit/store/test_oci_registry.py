@@ -389,3 +389,12 @@ def test_a_token_is_used_until_it_ends() -> None:
     assert login.header("another scope") is None
     now = 95.0
     assert login.header("s") is None
+
+
+def test_what_is_left_of_an_answer_is_not_taken_for_the_next(lying: Lying) -> None:
+    lying.has("/v2/a/manifests/v1", MANIFEST)
+    registry = client(lying)
+    for body in (b"", b"x" * 100, b"x" * 100_000):
+        lying.once("/v2/a/manifests/v1", Answer(503, body), Answer(302, body, {"Location": "/v2/a/manifests/v1"}))
+        assert registry.manifest("v1").body == MANIFEST
+    registry.close()

@@ -257,14 +257,13 @@ class Connection:
 def give_back(response: Response) -> None:
     """The connection to where it came from, or closed where much of the answer is left."""
     try:
-        response.read(MAX_ERROR_BYTES)
+        ended = len(response.read(MAX_ERROR_BYTES)) < MAX_ERROR_BYTES and not response.length_remaining
     except HTTPError:
-        pass  # it is closed below, whatever state it is in
-    left = response.length_remaining
-    if left:
-        response.close()
-    else:
+        ended = False
+    if ended:
         response.release_conn()
+    else:
+        response.close()
 
 
 def network_error(error: Exception) -> str:
