@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError
+from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, SSLError
 
 from libdsec.protocol.errors import (
     InvalidArgumentError,
@@ -113,7 +113,7 @@ class Connection:
             try:
                 response = self._answered(method, urljoin(self._base, path), scope, dict(headers or {}), body)
             except HTTPError as error:
-                self.try_again(tries, f"{method} {path[:200]}: {network_error(error)}")
+                self._after(error, tries, f"{method} {path[:200]}")
                 continue
             if response.status in good:
                 return response
@@ -213,7 +213,7 @@ class Connection:
                 status, answer = response.status, response.read(MAX_TOKEN_BYTES)
                 give_back(response)
             except HTTPError as error:
-                self.try_again(tries, f"{_shown(url)}: {network_error(error)}")
+                self._after(error, tries, _shown(url))
                 continue
             if status not in _AGAIN:
                 return status, answer
@@ -238,6 +238,13 @@ class Connection:
         if parts.scheme == "https":
             return bool(parts.hostname)
         return parts.scheme == "http" and self._plain_http and is_loopback(parts.netloc.rpartition("@")[2])
+
+    def _after(self, error: HTTPError, tries: int, what: str) -> None:
+        """Try again, unless that is in vain."""
+        why = f"{what}: {network_error(error)}"
+        if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise UnavailableError(f"cannot trust {self.host}: {why}; SSL_CERT_FILE of the server may name more roots")
+        self.try_again(tries, why)
 
     def _joined(self, url: str, to: str) -> str:
         try:
