@@ -48,7 +48,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cwd: str | None = None
     """Default working directory of commands; None takes the image's."""
     user: str | None = None
-    """Default user of commands and file operations: a name, a uid, or `uid:gid`; None takes the image's."""
+    """Default user of commands and file operations: a name, a uid, or `user:group`; None takes the image's."""
     hostname: str | None = None
     ttl_idle_s: float | None = None
     """Stop after so many seconds without a call of a client."""
