@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-MINE = ("first_sandbox", "blocking", "outcomes", "many", "session", "streaming", "files")
+MINE = ("first_sandbox", "blocking", "outcomes", "many", "session", "streaming", "files", "packing")
 
 pytestmark = pytest.mark.needs("root", "erofs", "overlay", "aether", "mmdebstrap")
 
