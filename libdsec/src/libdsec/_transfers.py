@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import stat
 from collections.abc import Callable
 from functools import partial
 
@@ -146,6 +148,7 @@ class Saving:
         self._target = target
         self._part = f"{target}.{new_token()[:8]}.part"
         self.size = 0
+        _check_replaceable(target)
         try:
             descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -181,6 +184,19 @@ class Saving:
             os.unlink(self._part)
         except FileNotFoundError:
             pass
+
+
+def _check_replaceable(target: str) -> None:
+    """A device or FIFO that was named would be gone, and a file in its place: /dev/null for all of the machine."""
+    try:
+        mode = os.stat(target).st_mode
+    except OSError:
+        return  # nothing is there, or making the part will tell
+    if not stat.S_ISREG(mode):
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise FileOperationError(
+            f"cannot use the local path {target}: it is no regular file", path=target, errno=number, local=True
+        )
 
 
 def _open_local(path: str) -> int:

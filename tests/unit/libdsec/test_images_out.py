@@ -51,6 +51,19 @@ async def test_an_export_is_a_file_when_all_of_it_is_there(tmp_path: Path) -> No
         assert os.listdir(tmp_path) == ["a.tar"]
 
 
+async def test_what_is_no_file_stays_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    os.mkdir(tmp_path / "directory")
+    os.symlink("fifo", tmp_path / "link")
+    async with FakeServer() as server, DSecClient(endpoint=server) as client:
+        script(server)
+        for name in ("fifo", "directory", "link"):
+            with pytest.raises(FileOperationError, match="no regular file"):
+                await client.export_image("a:1", tmp_path / name)
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["directory", "fifo", "link"]
+
+
 async def test_an_export_into_an_open_file() -> None:
     async with FakeServer() as server, DSecClient(endpoint=server) as client:
         script(server)
