@@ -372,6 +372,9 @@ def test_challenges_are_read() -> None:
     assert (basic.scheme, dict(basic.parameters)) == ("basic", {"realm": "x"})
     for nonsense in ("", "=", "Bearer", '"', "Bearer realm", "x" * 100_000, "Bearer " + "a=b," * 9000):
         parse_challenges(nonsense)
+    # a registry may send a hundred of these, and nothing else runs meanwhile
+    for _ in range(100):
+        assert [each.scheme for each in parse_challenges("Bearer a=x" + " " * 8100 + "=")] == ["bearer"]
 
 
 def test_a_token_is_used_until_it_ends() -> None:

@@ -25,8 +25,9 @@ _TOKEN_S: Final = 60.0
 """How long a token lasts that does not say."""
 _MARGIN_S: Final = 10.0
 
-_SCHEME: Final = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9._~+-]*)(?:\s+|$)(?!=)")
-_PARAMETER: Final = re.compile(r'\s*,?\s*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+# what separates is taken in one run: two next to each other could share out a long row of spaces in many ways
+_SCHEME: Final = re.compile(r"[\s,]*([A-Za-z][A-Za-z0-9._~+-]*)(?:\s+|$)(?!=)")
+_PARAMETER: Final = re.compile(r'[\s,]*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
