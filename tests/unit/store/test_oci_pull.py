@@ -335,3 +335,16 @@ def test_an_opaque_root_hides_all_below(store: LocalStore, puller: Puller, tmp_p
     image = store.catalogue.get("a:1")
     assert len(image.layers) == (1 if merge_bytes else 2)
     assert [path for path, _ in walk(Flattened(image.layers).root)] == [b"", b"high", b"middle"]
+
+
+def test_a_layer_that_fitted_as_it_was_is_made_anew_over_others(
+    store: LocalStore, puller: Puller, tmp_path: Path
+) -> None:
+    """What it does not describe is like what lies below it, wherever that is."""
+    upper = tar(file(b"usr/bin/tool", b"tool"))
+    for name, lower in (("first", tar(file(b"x"))), ("second", tar(directory(b"usr", 0o700, uid=7)))):
+        write_layout(tmp_path / name, [lower, upper])
+        puller.pull(ImagePullRequest(f"oci:{tmp_path}/{name}:v1", f"{name}:1", merge_bytes=0), nothing)
+    for ref, wanted in (("first:1", (0o755, 0)), ("second:1", (0o700, 7))):
+        tree = dict(walk(Flattened(store.catalogue.get(ref).layers).root))
+        assert (tree[b"usr"].mode & 0o777, tree[b"usr"].uid) == wanted

@@ -176,7 +176,8 @@ class Fetching:
             part.build, part.state = build, "built"
             return
         part.fresh = True
-        bound = part.build is not None and part.build.layer_digest != build.layer_digest
+        # also where nothing had to be changed: over other layers something might
+        bound = part.build is not None
         # of a layer that has nothing but a root nothing would be seen: a sandbox's root is its own
         record = self._taken.take(build) if build.inodes > 1 else None
         made = Made(record, bound)
