@@ -3,6 +3,7 @@ had."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -13,7 +14,9 @@ import pytest
 from distant import MemorySource
 from loading_rig import Rig, hash_of, map_hash, read_hash, start_read
 
-from dsec.store.loading import precontent, present
+from dsec.linux import KernelError
+from dsec.linux.mounts import attach, umount
+from dsec.store.loading import loader, precontent, present
 from dsec.store.loading.base import Deliver, FetchCost
 from dsec.store.loading.bounds import Bounds
 from dsec.store.loading.cache import is_whole
@@ -352,6 +355,42 @@ def test_a_layer_that_is_let_go_of_while_it_is_fetched_writes_nothing_more(rig: 
         rig.store.delay_s = 0
         with rig.mounted(loader, layer.record) as root:
             assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+
+
+@pytest.mark.parametrize("work", ["verify", "fetch", "mount"])
+def test_what_an_earlier_process_mounted_stays_marked_whatever_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    layer = rig.layer(files=6)
+    root = rig.directory / "adopted"
+    root.mkdir()
+    with rig.loader() as first:
+        mount = first.mount(layer.record)
+        attach(mount, str(root))
+        os.close(mount)
+    try:
+        with rig.loader(fresh=False) as second:
+            second.adopt(layer.record.digest)
+            if work == "verify":
+                second.verify(layer.record)
+            elif work == "fetch":
+                rig.store.fault = lambda chunk: IntegrityError("wrong")
+                with pytest.raises(IntegrityError):
+                    second.fetch_all([layer.record], lambda _: None)
+                rig.store.fault = None
+            else:
+                # another fork server wants one of its own, and does not get it
+                monkeypatch.setattr(loader, "mount_erofs", refuse_mount)
+                with pytest.raises(IntegrityError):
+                    second.mount(layer.record)
+            assert marks(rig) == 1
+            assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+    finally:
+        umount(str(root))
+
+
+def refuse_mount(*_: object, **__: object) -> int:
+    raise KernelError(errno.EINVAL, "mount", "a layer")
 
 
 def test_readers_that_are_killed_leave_nothing(rig: Rig) -> None:

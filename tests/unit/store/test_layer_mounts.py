@@ -26,8 +26,15 @@ class Machine:
         self.gate.set()
         self.failure: Exception | None = None
         self.ended: list[str] = []
+        self.adopted: list[str] = []
         self.layers = LayerMounts(
-            self.hold, self.drop, self.locate, max_idle=max_idle, mount=self.mount, unmounted=self.ended.append
+            self.hold,
+            self.drop,
+            self.locate,
+            max_idle=max_idle,
+            mount=self.mount,
+            adopted=self.adopted.append,
+            unmounted=self.ended.append,
         )
 
     async def hold(self, key: str, descriptor: int) -> None:
@@ -207,6 +214,8 @@ def test_a_restarted_edge_counts_what_runs() -> None:
         machine.layers.use(DIGEST)
         assert machine.layers.in_use(DIGEST)
         assert not machine.layers.in_use("sha256:idle")
+        machine.layers.use("sha256:gone")  # that fork server has died; who has its mount has not
+        assert set(machine.adopted) == {DIGEST, "sha256:idle", "sha256:gone"}
         await machine.layers.acquire(DIGEST)
         assert machine.mounted == 0
         for _ in range(2):

@@ -42,4 +42,11 @@ def make_loader(config: NodeConfig, store: LocalStore, shared: SharedStore | Non
 
 
 def make_mounts(hold: Hold, drop: Drop, store: LocalStore, loader: Loader) -> LayerMounts:
-    return LayerMounts(hold, drop, store.catalogue.layer, mount=loader.mount, unmounted=loader.unmounted)
+    return LayerMounts(
+        hold,
+        drop,
+        store.catalogue.layer,
+        mount=loader.mount,
+        adopted=loader.adopt,
+        unmounted=loader.unmounted,
+    )

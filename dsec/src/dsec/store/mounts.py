@@ -36,15 +36,18 @@ class LayerMounts:
         *,
         max_idle: int = MAX_IDLE,
         mount: Callable[[LayerRecord], int] | None = None,
+        adopted: Callable[[str], None] | None = None,
         unmounted: Callable[[str], None] | None = None,
     ) -> None:
         """`locate` is `Catalogue.layer`. `mount`, called in a thread, gives the descriptor of a checked mount;
-        `unmounted`, called in a thread, is told that nobody has a layer's mount any more."""
+        `adopted` is told of each that was made before this process; `unmounted`, called in a thread, that nobody has a
+        layer's mount any more."""
         self._hold = hold
         self._drop = drop
         self._locate = locate
         self._max_idle = max_idle
         self._mount_layer = mount or mount_checked
+        self._adopted = adopted
         self._unmounted = unmounted
         self._users: dict[str, int] = {}
         self._held: set[str] = set()
@@ -90,11 +93,13 @@ class LayerMounts:
             self._held.add(digest)
             if digest not in self._users:
                 self._idle[digest] = None
+            self._tell_adopted(digest)
 
     def use(self, digest: str) -> None:
         """Count a use by a sandbox that was made before this process started."""
         self._users[digest] = self._users.get(digest, 0) + 1
         self._idle.pop(digest, None)
+        self._tell_adopted(digest)
 
     def lost(self, digests: Collection[str]) -> None:
         """The fork server no longer holds these, whether they are used or not: the next use mounts them anew."""
@@ -133,6 +138,10 @@ class LayerMounts:
                 return False
             await self._end(digest)
         return True
+
+    def _tell_adopted(self, digest: str) -> None:
+        if self._adopted is not None:
+            self._adopted(digest)
 
     async def _end(self, digest: str) -> None:
         """Within the layer's turn, so that nobody mounts it meanwhile."""

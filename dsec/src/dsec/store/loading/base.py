@@ -83,6 +83,10 @@ class LayerLoader(Protocol):
         """
         ...
 
+    def adopt(self, digest: str) -> None:
+        """An earlier process has mounted the layer, and somebody may have that mount: what `unmounted` ends. Quick."""
+        ...
+
     def unmounted(self, digest: str) -> None:
         """Nobody has the layer's mounts any more. Blocks: called in a thread."""
         ...

@@ -124,6 +124,10 @@ class Loader:
             digest=layer.digest,
         )
 
+    def adopt(self, digest: str) -> None:
+        """See `LayerLoader.adopt`."""
+        self._mounted.add(digest)
+
     def unmounted(self, digest: str) -> None:
         """See `LayerLoader.unmounted`."""
         opened = self._opened.get(digest)
@@ -234,11 +238,14 @@ class Loader:
                 # opening a complete one makes it whole
                 if not opened.closed:
                     opened.counts.source = self._ways[layer.digest] = "pre-content"
+                    first = layer.digest not in self._mounted
                     self._mounted.add(layer.digest)
                     try:
                         mount = mount_erofs(layer.metadata, layer.data, label=layer.digest, method="files")
                     except KernelError as error:
-                        self._mounted.discard(layer.digest)
+                        # sandboxes of an earlier fork server go on with the mount that was made for that one
+                        if first:
+                            self._mounted.discard(layer.digest)
                         raise IntegrityError(f"cannot mount layer {layer.digest}: {error}") from error
                     self._thread.loop.call_soon_threadsafe(self._begin_start, opened)
                     return mount

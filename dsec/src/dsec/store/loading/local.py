@@ -17,6 +17,9 @@ class WholeLayers:
     def mount(self, layer: LayerRecord) -> int:
         return mount_checked(layer)
 
+    def adopt(self, digest: str) -> None:
+        """Its data stays as it is."""
+
     def unmounted(self, digest: str) -> None:
         """Nothing to be closed."""
 
