@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
 import signal
 import subprocess
@@ -239,10 +240,12 @@ def test_from_an_image_of_a_registry(
         pushed = dsec("image", "push", "test/tiny:1", f"docker://{name}", "--plain-http")
         assert pushed.returncode == 0, pushed.stderr
         (context / "Dockerfile").write_text(f"FROM {name}\nCOPY program.sh $A\n")
-        monkeypatch.setenv("DSEC_REGISTRY_AUTH", f"{USER}:wrong")
+        # the variable goes to no registry that a file names
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path_factory.mktemp("docker")))
         refused = dsec("image", "build", "test/on:1", str(context))
         assert (refused.returncode, "line 1 of the Dockerfile" in refused.stderr) == (77, True)
-        monkeypatch.setenv("DSEC_REGISTRY_AUTH", f"{USER}:{PASSWORD}")
+        login = {"auths": {registry.host: {"username": USER, "password": PASSWORD}}}
+        Path(os.environ["DOCKER_CONFIG"], "config.json").write_text(json.dumps(login))
         assert counts(dsec("image", "build", "test/on:1", str(context))) == (0, 1)
     info = client.image("test/on:1")
     assert (info.config.env, info.config.cwd) == ({"A": "b"}, "/data")

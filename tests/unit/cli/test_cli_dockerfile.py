@@ -18,6 +18,7 @@ import pytest
         ("--target", "stage"),
         ("--network", "host"),
         ("--no-cache",),
+        ("--progress", "quiet"),
         ("--timeout", "5m"),
     ],
 )

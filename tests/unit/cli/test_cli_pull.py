@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsec.cli.registry_login import login_for
+from dsec.cli.registry_login import kept_login_for, login_for
 from libdsec.protocol.environment import BuildProgress, ImageConfig, ImageInfo, LayerInfo
 from libdsec.protocol.errors import InvalidArgumentError, UnavailableError
 from libdsec.protocol.images import MERGE_BYTES, ImagePullRequest, RegistryLogin
@@ -127,6 +127,15 @@ def test_what_docker_keeps_and_nobody_can_read(docker, content):
     (docker / "config.json").write_text(content)
     with pytest.raises(InvalidArgumentError, match="cannot read"):
         login_for("docker://h.io/a:1")
+
+
+def test_the_variable_is_for_no_registry_that_a_file_names(docker, monkeypatch):
+    configure(docker, auths={"h.io": {"auth": basic("u", "p")}})
+    monkeypatch.setenv("DSEC_REGISTRY_AUTH", "me:s3cret")
+    assert login_for("docker://h.io/a:1") == RegistryLogin("me", "s3cret")
+    assert kept_login_for("docker://h.io/a:1") == RegistryLogin("u", "p")
+    assert kept_login_for("docker://other.io/a:1") is None
+    assert kept_login_for("oci:/h.io") is None
 
 
 def test_a_variable_that_is_no_login(monkeypatch):

@@ -10,11 +10,11 @@ import typer
 from dsec.environments.image import HostImage, host_image
 from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
-from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
+from libdsec.protocol.errors import InvalidArgumentError
 
 from . import image_data, image_dockerfile, image_out, image_pull, image_shared
 from .image_progress import shown
-from .options import EnvOption, JsonOption, pairs
+from .options import EnvOption, JsonOption, find_image, pairs
 from .outcome import execute
 from .output import ago, amount, emit, say, table, waiting
 
@@ -80,6 +80,7 @@ def build(
             "--target": target,
             "--network": network != "private",
             "--no-cache": no_cache,
+            "--progress": progress != "plain",
             "--timeout": timeout,
         },
         "-f",
@@ -89,7 +90,7 @@ def build(
 
     async def work(client: DSecClient) -> None:
         wanted = _wanted(ref, source)
-        if if_missing and (existing := await _existing(client, wanted.ref)) is not None:
+        if if_missing and (existing := await find_image(client, wanted.ref)) is not None:
             if json:
                 emit(existing)
             else:
@@ -203,13 +204,6 @@ def rm(
             emit({"removed": refs})
 
     execute(json, work)
-
-
-async def _existing(client: DSecClient, name: str) -> ImageInfo | None:
-    try:
-        return await client.image(name)
-    except ImageNotFoundError:
-        return None
 
 
 def _wanted(ref: str | None, source: str | None) -> HostImage:

@@ -12,13 +12,13 @@ import typer
 
 from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageInfo
-from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
+from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.spec import Network
 
-from .options import pairs, seconds
+from .options import find_image, pairs, seconds
 from .outcome import report
 from .output import amount, emit, printable, say
-from .registry_login import login_for
+from .registry_login import kept_login_for
 
 if TYPE_CHECKING:
     from dsec.dockerfile.run import News
@@ -77,7 +77,7 @@ async def main(client: DSecClient, ref: str | None, wanted: Wanted, json: bool) 
     if ref is None:
         raise InvalidArgumentError("cannot build an image without a name: give NAME:TAG", field="ref")
     try:
-        info = await _existing(client, ref) if wanted.if_missing else None
+        info = await find_image(client, ref) if wanted.if_missing else None
         info = info or await _build(client, ref, wanted)
     except StepFailedError as error:
         report(json, error)
@@ -88,13 +88,6 @@ async def main(client: DSecClient, ref: str | None, wanted: Wanted, json: bool) 
         size = amount(sum(layer.metadata_bytes + layer.data_bytes for layer in info.layers))
         say(f"{info.ref}: {size} in {len(info.layers)} layers")
     return 0
-
-
-async def _existing(client: DSecClient, ref: str) -> ImageInfo | None:
-    try:
-        return await client.image(ref)
-    except ImageNotFoundError:
-        return None
 
 
 async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
@@ -111,7 +104,7 @@ async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
         network=networks[wanted.network],
         cache=wanted.cache,
         step_timeout_s=wanted.timeout_s or STEP_TIMEOUT_S,
-        login_for=login_for,
+        login_for=kept_login_for,
     )
     show = _show if wanted.progress == "plain" else _show_nothing
     return await build(client, ref, _text(wanted), wanted.directory, options, show)

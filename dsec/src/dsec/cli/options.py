@@ -10,6 +10,7 @@ import typer
 
 from libdsec.args import DSecContainerRunArgs
 from libdsec.client import DSecClient
+from libdsec.protocol.environment import ImageInfo
 from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError, SandboxNotFoundError
 from libdsec.protocol.ids import EDGE_PREFIX_LENGTH, is_sandbox_id
 from libdsec.protocol.lifecycle import FINAL, State
@@ -136,6 +137,14 @@ def pairs(option: str, values: Sequence[str] | None) -> dict[str, str]:
             raise InvalidArgumentError(f"cannot use {option} {value!r}: it must be NAME=VALUE", field=option)
         found[name] = rest
     return found
+
+
+async def find_image(client: DSecClient, ref: str) -> ImageInfo | None:
+    """The image of that name; None where there is none."""
+    try:
+        return await client.image(ref)
+    except ImageNotFoundError:
+        return None
 
 
 async def image_or_only(client: DSecClient, image: str | None) -> str:

@@ -46,19 +46,28 @@ class _Answer(msgspec.Struct):
 
 
 def login_for(place: str) -> RegistryLogin | None:
-    """The credentials for a source or destination; None where there are none, or where none are needed.
+    """The credentials for a source or destination that the user has named; None where there are none, or where none are
+    needed.
 
     :raises InvalidArgumentError: it is no place, or what is kept of it cannot be read.
     :raises UnavailableError: the program that keeps them fails.
     """
     parsed = parse_place(place)
-    if not isinstance(parsed, RegistryPlace):
-        return None
-    if (given := os.environ.get(VARIABLE)) is not None:
+    if isinstance(parsed, RegistryPlace) and (given := os.environ.get(VARIABLE)) is not None:
         user, colon, password = given.partition(":")
         if not colon:
             raise InvalidArgumentError(f"cannot use {VARIABLE}: it must be USER:PASSWORD")
         return RegistryLogin(user, password)
+    return kept_login_for(place)
+
+
+def kept_login_for(place: str) -> RegistryLogin | None:
+    """As `login_for`, for a place that somebody else has named: a file may name any registry, and the variable does not
+    say which one it is for.
+    """
+    parsed = parse_place(place)
+    if not isinstance(parsed, RegistryPlace):
+        return None
     config = _read()
     keys = (_HUB_KEY, "index.docker.io", "docker.io") if parsed.host == HUB else (parsed.host,)
     for key in keys:
