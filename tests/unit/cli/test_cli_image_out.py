@@ -11,6 +11,7 @@ import sys
 import msgspec
 import pytest
 
+from dsec.cli.change_lines import change_line
 from libdsec.protocol.calls import Empty
 from libdsec.protocol.environment import BuildProgress, LayerInfo
 from libdsec.protocol.errors import ConflictError
@@ -123,3 +124,7 @@ def test_history(node):
     assert row.endswith("build from dir:/x\ufffd[1m")
     told = json.loads(node.run("image", "history", "debian:12", "--json").stdout)
     assert told["entries"][0]["layer"]["digest"] == LAYER.digest
+
+
+def test_the_root_is_one_slash():
+    assert change_line(Change("/", "changed", "directory")) == "C /"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import typer
 
 from libdsec.client import DSecClient
-from libdsec.protocol.images import Change
 
+from .change_lines import change_line
 from .options import JsonOption, SandboxArgument, find_sandbox
 from .outcome import execute
-from .output import amount, emit, printable, say
+from .output import amount, emit, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_SIGNS = {"added": "A", "changed": "C", "removed": "D"}
 
 
 @app.command()
@@ -32,12 +30,7 @@ def diff(sandbox: SandboxArgument, json: JsonOption = False) -> None:
             emit([change async for change in found.diff()])
             return
         async for change in found.diff():
-            say(_line(change))
+            size = f" ({amount(change.size)})" * (change.type == "file" and change.kind != "removed")
+            say(change_line(change) + size)
 
     execute(json, work)
-
-
-def _line(change: Change) -> str:
-    path = printable(change.path) + ("/" if change.type == "directory" else "")
-    size = f" ({amount(change.size)})" if change.type == "file" and change.kind != "removed" else ""
-    return f"{_SIGNS[change.kind]} {path}{size}"

@@ -14,16 +14,15 @@ from libdsec.client import DSecClient
 from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.images import Change, ChangeCount
 
+from .change_lines import change_line
 from .image_progress import shown
 from .image_pull import PlainHttpOption, absolute
 from .options import JsonOption
 from .outcome import execute
-from .output import ago, amount, emit, printable, say, table, waiting, whole
+from .output import ago, amount, emit, say, table, waiting, whole
 from .registry_login import login_for
 
 RefArgument = Annotated[str, typer.Argument(metavar="NAME:TAG", help="The image.")]
-
-_SIGNS = {"added": "A", "changed": "C", "removed": "D"}
 
 
 def register(app: typer.Typer) -> None:
@@ -117,7 +116,7 @@ def diff(
                 if json:
                     found.append(change)
                 else:
-                    say(f"{_SIGNS[change.kind]} {_shown_path(change)}")
+                    say(change_line(change))
                 change = await anext(changes, None)
         if json:
             emit({"changes": found, **whole(ChangeCount(**counts))})
@@ -150,10 +149,6 @@ def history(ref: RefArgument, json: JsonOption = False) -> None:
         table(("LAYER", "MADE", "SIZE", "FIRST IN", "BY"), rows)
 
     execute(json, work)
-
-
-def _shown_path(change: Change) -> str:
-    return printable(change.path) + "/" * (change.type == "directory" and change.path != "/")
 
 
 @contextlib.contextmanager
