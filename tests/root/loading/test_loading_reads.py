@@ -53,6 +53,10 @@ def test_a_layer_that_is_whole_raises_no_events_and_costs_nothing(rig: Rig) -> N
             for path, wanted in layer.hashes.items():
                 assert read_hash(root / path) == wanted
         assert rig.store.fetched.total() == fetched == layer.chunks
+        rig.kept.add(layer.record.digest)
+        assert loader.evict(layer.record) is None
+        assert is_whole(layer.record)
+        rig.kept.clear()
         assert loader.evict(layer.record) is not None
         assert not is_whole(layer.record)
         assert not Path(layer.record.data).exists()
@@ -264,6 +268,8 @@ def test_what_a_loss_of_power_took_is_fetched_anew(rig: Rig, monkeypatch: pytest
             read_hash(root / path)
         there = loader.stats(layer.record).present_bytes
     assert 0 < there < len(layer.data)
+    with rig.loader() as loader:
+        assert loader.stats(layer.record).present_bytes == there
     with open(layer.record.data, "r+b") as data:
         # the map had reached the disk, and some of the data had not
         for chunk in range(0, layer.chunks, 2):

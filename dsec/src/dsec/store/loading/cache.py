@@ -18,7 +18,7 @@ from dsec.store.records import LayerRecord
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.errors import CapacityError, IntegrityError
 
-from .present import PresentMap
+from .present import PresentMap, marked_bytes
 
 REMOTE_NAME = "remote.json"
 MAP_NAME = "present.map"
@@ -36,6 +36,17 @@ def is_whole(layer: LayerRecord) -> bool:
     return not is_remote(layer) or (
         os.path.exists(os.path.join(layer.directory, WHOLE_NAME)) and os.path.exists(layer.data)
     )
+
+
+def present_bytes(layer: LayerRecord) -> int:
+    """How much of its data is here, of a layer that is not open."""
+    if is_whole(layer):
+        return layer.data_bytes
+    try:
+        inode = os.stat(layer.data).st_ino
+    except FileNotFoundError:
+        return 0
+    return min(marked_bytes(os.path.join(layer.directory, MAP_NAME), inode), layer.data_bytes)
 
 
 def mark_whole(layer: LayerRecord) -> None:

@@ -27,7 +27,7 @@ from libdsec.protocol.images import DataSource
 
 from .base import LayerCounts, Sources
 from .bounds import Bounds
-from .cache import evict, is_remote, is_whole
+from .cache import evict, is_remote, is_whole, present_bytes
 from .counts import Counts
 from .looping import LoopThread
 from .opened import Opened, OpenedLayers
@@ -60,14 +60,16 @@ class Loader:
         *,
         sources: Sources,
         locate: Callable[[str], LayerRecord],
+        unless_kept: Callable[[str, Callable[[], int]], int | None],
         pending_path: str,
         graves: str,
         way: DataSource = "auto",
         bounds: Bounds | None = None,
     ) -> None:
-        """`locate` is `Catalogue.layer`; `pending_path` a file that lives as long as the fork server may; `graves` a
+        """`locate` is `Catalogue.layer`, `unless_kept` that of `LocalStore`; `pending_path` a file that lives as long as the fork server may; `graves` a
         directory on the layers' file system that is emptied at a start."""
         self._sources, self._locate, self._way = sources, locate, way
+        self._unless_kept = unless_kept
         self._pending_path, self._graves = pending_path, graves
         self._thread = LoopThread("loading")
         self._pool = ThreadPoolExecutor(8, "loading-files")
@@ -172,15 +174,16 @@ class Loader:
                 if self._uses[layer.digest] or layer.digest in self._mounted:
                     return None
             self._opened.close_layer(layer)
-            return evict(layer, os.path.join(self._graves, secrets.token_hex(12)))
+            grave = os.path.join(self._graves, secrets.token_hex(12))
+            return self._unless_kept(layer.digest, lambda: evict(layer, grave))
 
     def stats(self, layer: LayerRecord) -> LayerCounts:
         opened = self._opened.get(layer.digest)
         counts = Counts(layer.directory) if opened is None else opened.counts
-        present = 0 if opened is None else opened.cache.present_bytes
+        present = present_bytes(layer) if opened is None else opened.cache.present_bytes
         return LayerCounts(
             self._ways.get(layer.digest) or counts.source or self._likely(layer),
-            layer.data_bytes if is_whole(layer) else present,
+            present,
             counts.fetched_bytes,
             counts.requests,
             counts.reads_waited,
