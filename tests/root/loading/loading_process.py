@@ -48,6 +48,7 @@ def load(directory: Path, group: int, fresh: bool, lines: TextIO) -> None:
     loader = Loader(
         sources=store,
         locate=store.locate,
+        unless_kept=lambda digest, take_away: take_away(),
         pending_path=str(directory / "pending"),
         graves=str(directory / "graves"),
         bounds=Bounds(first_window=1, most_window=2),

@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -37,10 +37,14 @@ class Rig:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self._stack = directory, stack
         self.store = MemoryStore()
+        self.kept: set[str] = set()
         self.graves = directory / "graves"
         self.graves.mkdir()
         self.group = fanotify.open_group()
         stack.callback(os.close, self.group)
+
+    def unless_kept(self, digest: str, take_away: Callable[[], int]) -> int | None:
+        return None if digest in self.kept else take_away()
 
     def layer(self, **content: int) -> DistantLayer:
         return self.store.add(make_distant(self.directory, **content))
@@ -52,6 +56,7 @@ class Rig:
         loader = Loader(
             sources=self.store,
             locate=self.store.locate,
+            unless_kept=self.unless_kept,
             pending_path=str(self.directory / "pending"),
             graves=str(self.graves),
             way=way,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stocked import stock
 
 from dsec.edge.image_data import ImageData
 from dsec.store.loading.local import WholeLayers
+from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord, LayerRecord
 from libdsec.protocol.environment import ImageConfig
 
@@ -51,7 +56,7 @@ class Node:
         mounts = SimpleNamespace(forget=self.forget, users=lambda digest: int(digest in self.kept))
         uses = SimpleNamespace(
             last=lambda: {name: float(at) for at, name in enumerate("dabc")},
-            recent=lambda digest, _: digest in self.recent,
+            just_used=lambda digest: digest in self.recent,
             pinned=lambda: frozenset({"b:1"}),
         )
         store: Any = SimpleNamespace(catalogue=catalogue)
@@ -59,6 +64,29 @@ class Node:
 
     async def forget(self, digest: str) -> bool:
         return digest not in self.kept
+
+
+async def test_an_image_that_is_removed_while_it_is_fetched_or_checked_comes_whole(tmp_path: Path) -> None:
+    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
+
+        class Removing(WholeLayers):
+            def remove(self, layer: LayerRecord) -> None:
+                store.remove("one:1", lambda _: False)
+                assert Path(layer.data).exists()
+
+            def fetch_all(self, layers: Sequence[LayerRecord], progress: Callable[[int], None]) -> None:
+                self.remove(layers[0])
+
+            def verify(self, layer: LayerRecord) -> None:
+                self.remove(layer)
+
+        uses: Any = SimpleNamespace(note=lambda digests: None)
+        mounts: Any = None
+        data = ImageData(store, mounts, uses, Removing())
+        for work in (lambda: data.fetch("one:1", lambda _: None), lambda: data.verify("one:1")):
+            image = stock(store, tmp_path / "trees", "one:1", {"file": "content"})
+            assert await work() == image.info()
+            assert os.listdir(store.layers_dir) == []
 
 
 @pytest.mark.parametrize(

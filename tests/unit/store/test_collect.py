@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from published import noise, open_impatient, put_image, quiet
 
 from dsec.edge.images import StoreImages
-from dsec.store.collect import JUST_USED_S, Plan, plan
+from dsec.store.collect import Plan, plan
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.records import ImageRecord, LayerRecord
 from dsec.store.remote.shared import SharedStore
-from dsec.store.uses import Uses
+from dsec.store.uses import JUST_USED_S, Uses
 from libdsec.protocol.environment import ImageConfig
 from libdsec.protocol.errors import CapacityError, ImageNotFoundError, UnsupportedOperationError
 from libdsec.protocol.spec import SandboxSpec

@@ -71,6 +71,16 @@ def test_what_is_in_use_is_not_removed(store: LocalStore, tmp_path: Path) -> Non
         store.remove("one:v1", used.__contains__)
 
 
+def test_nothing_is_taken_from_a_layer_that_somebody_keeps(store: LocalStore, tmp_path: Path) -> None:
+    digest = stock(store, tmp_path / "trees", "one:v1", {"file": "content"}).layers[0].digest
+    with store.keeping("one:v1") as image:
+        assert store.unless_kept(digest, lambda: 7) is None
+        store.remove("one:v1", lambda _: False)
+        check_whole(image.layers[0])
+    assert layers_of(store) == []
+    assert store.unless_kept(digest, lambda: 7) == 7
+
+
 def test_a_taken_name_leaves_no_layer_behind(store: LocalStore, tmp_path: Path) -> None:
     kept = stock(store, tmp_path / "trees", "one:v1", {"file": "content"})
     with pytest.raises(AlreadyExistsError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 
 import structlog
 
@@ -17,10 +16,7 @@ from dsec.store.uses import Uses
 from libdsec.protocol.environment import BuildProgress, ImageInfo
 from libdsec.protocol.images import ImageStats, ImageStatsAnswer
 
-from .blocking import in_thread
-
-JUST_USED_S = 30.0
-"""Between the choice of a sandbox's layers and their mounting, at most."""
+from .blocking import Progress, in_thread
 
 MAX_REFS = 100
 """Named of one layer."""
@@ -35,23 +31,29 @@ class ImageData:
         self, store: LocalStore, mounts: LayerMounts, uses: Uses, loader: LayerLoader, *, limit_bytes: int = 0
     ) -> None:
         """`limit_bytes`: 0 is no limit."""
-        self._catalogue, self._mounts, self._uses, self._loader = store.catalogue, mounts, uses, loader
+        self._store, self._mounts, self._uses, self._loader = store, mounts, uses, loader
         self._limit_bytes = limit_bytes
 
-    async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
+    async def fetch(self, ref: str, progress: Progress) -> ImageInfo:
         """All of an image's data to this node. A cancel ends it; what came stays.
 
         :raises ImageNotFoundError: not published here.
         :raises DSecError: see `Loader.fetch_all`.
         """
-        image = self._catalogue.get(ref)
-        self._uses.note(layer.digest for layer in image.layers)
 
-        def fetch(step: Callable[[BuildProgress], None]) -> None:
-            self._loader.fetch_all(image.layers, lambda size: step(BuildProgress("fetch", size)))
+        def fetch(step: Progress) -> ImageInfo:
+            with self._store.keeping(ref) as image:
+                digests = [layer.digest for layer in image.layers]
 
-        await in_thread(fetch, progress)
-        return image.info()
+                def tell(size: int) -> None:
+                    self._uses.note(digests)
+                    step(BuildProgress("fetch", size))
+
+                tell(0)
+                self._loader.fetch_all(image.layers, tell)
+                return image.info()
+
+        return await in_thread(fetch, progress)
 
     async def stats(self, ref: str) -> ImageStatsAnswer:
         """Of an image's layers, or of all.
@@ -60,9 +62,21 @@ class ImageData:
         """
         return await asyncio.to_thread(self._stats, ref)
 
-    async def verify(self, layer: LayerRecord) -> None:
-        """:raises IntegrityError: what is here of it is not what its digest says."""
-        await asyncio.to_thread(self._loader.verify, layer)
+    async def verify(self, ref: str) -> ImageInfo:
+        """Hold what is here of an image's layers against their digests.
+
+        :raises ImageNotFoundError: not published here.
+        :raises IntegrityError: says what is damaged.
+        """
+
+        def verify(step: Progress) -> ImageInfo:
+            with self._store.keeping(ref) as image:
+                for layer in image.layers:
+                    step(BuildProgress("verify"))
+                    self._loader.verify(layer)
+                return image.info()
+
+        return await in_thread(verify, lambda _: None)
 
     async def evict(self) -> int:
         """Forget data that nobody uses, the longest unused first, until what is left is within the limit. Returns the
@@ -74,7 +88,7 @@ class ImageData:
         for layer in order:
             if total - freed <= self._limit_bytes:
                 break
-            if self._uses.recent(layer.digest, JUST_USED_S) or not await self._mounts.forget(layer.digest):
+            if self._uses.just_used(layer.digest) or not await self._mounts.forget(layer.digest):
                 continue
             gone: int | None = await asyncio.to_thread(self._loader.evict, layer)
             freed += gone or 0
@@ -85,14 +99,14 @@ class ImageData:
     def _cached(self) -> tuple[dict[str, int], list[LayerRecord]]:
         """Layers that can be fetched again: what their data takes here, and their order, the longest unused first."""
         last = self._uses.last()
-        layers = {layer.digest: layer for image in self._catalogue.list() for layer in image.layers}
+        layers = {layer.digest: layer for image in self._store.catalogue.list() for layer in image.layers}
         sizes = {digest: _disk_bytes(layer) for digest, layer in layers.items() if is_remote(layer)}
         order = sorted((digest for digest in sizes if sizes[digest]), key=lambda digest: last.get(digest, 0.0))
         return sizes, [layers[digest] for digest in order]
 
     def _stats(self, ref: str) -> ImageStatsAnswer:
-        images = self._catalogue.list()
-        wanted = (self._catalogue.get(ref),) if ref else images
+        images = self._store.catalogue.list()
+        wanted = (self._store.catalogue.get(ref),) if ref else images
         refs: dict[str, list[str]] = {}
         for image in images:
             for layer in image.layers:

@@ -308,7 +308,4 @@ class StoreImages:
         return self._shared
 
     async def verify(self, ref: str) -> ImageInfo:
-        record = self._store.catalogue.get(ref)
-        for layer in record.layers:
-            await self._data.verify(layer)
-        return record.info()
+        return await self._data.verify(ref)

@@ -35,6 +35,7 @@ def make_loader(config: NodeConfig, store: LocalStore, shared: SharedStore | Non
     return Loader(
         sources=shared or _NoStore(),
         locate=store.catalogue.layer,
+        unless_kept=store.unless_kept,
         pending_path=os.path.join(config.run_dir, PENDING_NAME),
         graves=store.graves_dir,
         way=config.data_source,

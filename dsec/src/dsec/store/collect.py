@@ -22,9 +22,6 @@ from .records import ImageRecord
 from .remote.shared import SharedStore
 from .uses import Uses, layer_bytes
 
-JUST_USED_S = 30.0
-"""A sandbox that is being made has its layers chosen that long before it counts as their user, at most."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -153,7 +150,7 @@ class Collector:
         return any(self._in_use(layer.digest) for layer in image.layers)
 
     def _in_use(self, digest: str) -> bool:
-        return self._mounts.in_use(digest) or self._uses.recent(digest, JUST_USED_S)
+        return self._mounts.in_use(digest) or self._uses.just_used(digest)
 
     async def _remove(self, ref: str) -> bool:
         """False: somebody needs it after all, or the store has lost it."""

@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ from .build import LayerBuild
 from .catalogue import Catalogue, Statement, layer_directory
 from .digest import LAYER_GENERATION
 from .records import DATA_NAME, METADATA_NAME, RECORD_NAME, RECORD_SCHEMA, ImageRecord, LayerFile, LayerRecord
+
+T = TypeVar("T")
 
 
 class LocalStore:
@@ -104,6 +107,12 @@ class LocalStore:
                 if taken.find(layer.digest) is None:
                     raise ImageNotFoundError(f"cannot use image {ref}: it was removed in this moment", ref=ref)
             yield image
+
+    def unless_kept(self, digest: str, work: Callable[[], T]) -> T | None:
+        """What `work` returns, which takes something of a layer away and is quick: nobody begins to keep the layer
+        meanwhile. None, and no work, where somebody keeps it."""
+        with self._files:
+            return None if self._kept[digest] else work()
 
     def publish_image(
         self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .catalogue import Catalogue
 
+JUST_USED_S = 30.0
+"""A sandbox that is being made has its layers chosen that long before it counts as their user, at most."""
+
 
 class Uses:
-    """Calls are safe from several threads; all but `note` and `recent` look into the database."""
+    """Calls are safe from several threads; all but `note` and `just_used` look into the database."""
 
     def __init__(self, catalogue: Catalogue, now: Callable[[], float]) -> None:
         self._catalogue = catalogue
@@ -31,10 +34,10 @@ class Uses:
             for digest in digests:
                 self._noted[digest] = now
 
-    def recent(self, digest: str, seconds: float) -> bool:
-        """Whether it was noted in the last `seconds`."""
+    def just_used(self, digest: str) -> bool:
+        """Whether it was noted so lately that somebody may be about to use it."""
         with self._lock:
-            return self._noted.get(digest, float("-inf")) > self._now() - seconds
+            return self._noted.get(digest, float("-inf")) > self._now() - JUST_USED_S
 
     def write(self) -> None:
         """Write down what was noted, and forget what layers that are gone were used for."""

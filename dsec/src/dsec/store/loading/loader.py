@@ -66,8 +66,8 @@ class Loader:
         way: DataSource = "auto",
         bounds: Bounds | None = None,
     ) -> None:
-        """`locate` is `Catalogue.layer`, `unless_kept` that of `LocalStore`; `pending_path` a file that lives as long as the fork server may; `graves` a
-        directory on the layers' file system that is emptied at a start."""
+        """`locate` is `Catalogue.layer`, `unless_kept` that of `LocalStore`; `pending_path` a file that lives as long
+        as the fork server may; `graves` a directory on the layers' file system that is emptied at a start."""
         self._sources, self._locate, self._way = sources, locate, way
         self._unless_kept = unless_kept
         self._pending_path, self._graves = pending_path, graves
