@@ -198,3 +198,12 @@ def test_what_a_layer_hides_it_does_not_inherit(tmp_path: Path) -> None:
     found = describe_image(inherit(upper, [lower.metadata_path], complete=True))
     modes = {path: row[0] & 0o777 for path, row in found.items() if stat.S_ISDIR(row[0]) and path}
     assert modes == {b"a": 0o700, b"a/b": 0o755, b"a/b/c": 0o755, b"d": 0o755, b"d/e": 0o755}
+
+
+def test_directories_deep_in_others(tmp_path: Path) -> None:
+    names = [b"/".join([b"d"] * depth) for depth in range(1, 1500)]
+    lower = build_in(tmp_path, "lower", directory(b"d"), directory(b"d/d"))
+    long = [pax((b"path", name)) + directory(b"x") for name in names]
+    upper = build_in(tmp_path, "upper", *long, pax((b"path", names[-1] + b"/implied/f")) + file(b"x"))
+    assert upper.implied == (names[-1] + b"/implied",)
+    assert inherit(upper, [lower.metadata_path], complete=True) == upper

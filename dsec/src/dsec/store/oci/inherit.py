@@ -191,11 +191,17 @@ class _Stack:
         return b"/".join(at)
 
     def _look(self, path: bytes) -> _At:
-        if path not in self._at:
+        unknown: list[bytes] = []
+        while path not in self._at:
             parent, _, name = path.rpartition(b"/")
-            above = self._look(parent)
-            self._at[path] = self._merged(above, name) if isinstance(above, list) else None
-        return self._at[path]
+            unknown.append(name)
+            path = parent
+        found = self._at[path]
+        while unknown:
+            name = unknown.pop()
+            path = path + b"/" + name if path else name
+            found = self._at[path] = self._merged(found, name) if isinstance(found, list) else None
+        return found
 
     def _merged(self, directories: list[_Place], name: bytes) -> _At:
         merged: list[_Place] = []

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Final
 
+from dsec.store import disk_full
 from libdsec.protocol.errors import DSecError, InternalError
 
 from .convert import convert
@@ -86,7 +87,8 @@ class _Worker:
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Inherit):
-            return Built(inherit(job.build, job.below, complete=job.complete))
+            with disk_full.typed("convert an image", os.path.dirname(job.build.metadata_path)):
+                return Built(inherit(job.build, job.below, complete=job.complete))
         if self._source is None:
             place = parse_place(self._start.source)
             self._source = open_source(place, login=self._start.login, plain_http=self._start.plain_http)
