@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stocked import stock
 
 from dsec.edge.image_data import ImageData
+from dsec.store.build import build_layer
 from dsec.store.loading.local import WholeLayers
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord, LayerRecord
+from dsec.store.sources import DirectorySource
 from libdsec.protocol.environment import ImageConfig
 
 SIZE = 64 * 1024
@@ -66,6 +67,12 @@ class Node:
         return digest not in self.kept
 
 
+def publish(store: LocalStore, directory: Path) -> ImageRecord:
+    (directory / "tree").mkdir(exist_ok=True)
+    build = build_layer(DirectorySource(directory / "tree"), directory, "built")
+    return store.publish(lambda layer: ImageRecord("one:1", "base", (layer,), ImageConfig(), 0.0), build)
+
+
 async def test_an_image_that_is_removed_while_it_is_fetched_or_checked_comes_whole(tmp_path: Path) -> None:
     with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
 
@@ -84,7 +91,7 @@ async def test_an_image_that_is_removed_while_it_is_fetched_or_checked_comes_who
         mounts: Any = None
         data = ImageData(store, mounts, uses, Removing())
         for work in (lambda: data.fetch("one:1", lambda _: None), lambda: data.verify("one:1")):
-            image = stock(store, tmp_path / "trees", "one:1", {"file": "content"})
+            image = publish(store, tmp_path)
             assert await work() == image.info()
             assert os.listdir(store.layers_dir) == []
 
