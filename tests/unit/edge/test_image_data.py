@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +91,7 @@ async def test_an_image_that_is_removed_while_it_is_fetched_or_checked_comes_who
         uses: Any = SimpleNamespace(note=lambda digests: None)
         mounts: Any = None
         data = ImageData(store, mounts, uses, Removing())
-        for work in (lambda: data.fetch("one:1", lambda _: None), lambda: data.verify("one:1")):
+        for work in (partial(data.fetch, "one:1", print), partial(data.verify, "one:1")):
             image = publish(store, tmp_path)
             assert await work() == image.info()
             assert os.listdir(store.layers_dir) == []
