@@ -67,8 +67,8 @@ async def from_context(sandbox: Sandbox, step: CopyStep, chosen: Chosen) -> None
 
 
 async def from_sandbox(sandbox: Sandbox, step: CopyStep, other: AbstractAsyncContextManager[Sandbox]) -> None:
-    owner = await _owner(sandbox.files, step)
     async with other as source:
+        owner = await _owner(sandbox.files, step)
         paths = [path for each in step.sources for path in await _matching(source.files, each)]
         if not paths:
             raise refusal(step.line, f"nothing there is called {' '.join(step.sources)[:200]}")
