@@ -9,7 +9,6 @@ Memory: 9 MiB of buffers whatever the input, and 0.9 KB for each name in the tre
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
+from dsec.store import disk_full
 from dsec.store.digest import STORE_CHUNK_SIZE, layer_digest
 from dsec.store.erofs.chunks import ChunkWriter
 from dsec.store.erofs.data import DataFile
@@ -26,7 +26,7 @@ from dsec.store.erofs.metadata import build_metadata
 from dsec.store.rules import IdMap, Rules
 from dsec.store.sources.base import Entry, HardLink, Opaque, Source
 from dsec.store.tree import Tree
-from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ConflictError, InvalidArgumentError
+from libdsec.protocol.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
 
 METADATA_SUFFIX = ".erofs"
 DATA_SUFFIX = ".data"
@@ -84,7 +84,7 @@ def build_layer(
     data_path = os.path.join(directory, name + DATA_SUFFIX)
     rules = Rules(remap, keep_overlay=keep_overlay)
     with ExitStack() as stack:
-        stack.enter_context(_disk_full_is_typed(directory))
+        stack.enter_context(disk_full.typed("build layer", directory))
         metadata_fd = stack.enter_context(_partial(metadata_path, exclusive=True))
         if os.path.lexists(metadata_path):
             raise AlreadyExistsError(f"cannot build layer: {metadata_path} exists", path=metadata_path)
@@ -207,18 +207,4 @@ def _publish(directory: str, paths: list[str], sync_names: bool) -> None:
     except BaseException:
         for path in named:
             os.unlink(path)
-        raise
-
-
-@contextmanager
-def _disk_full_is_typed(directory: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise CapacityError(
-                f"cannot build layer: no room in {directory}: {os.strerror(error.errno)}",
-                path=directory,
-                errno=error.errno,
-            ) from error
         raise
