@@ -35,6 +35,6 @@ class Other:
 async def test_an_owner_that_is_nobody_leaves_no_sandbox() -> None:
     step = CopyStep(3, "COPY", (), ("/a",), "/b", 0, None, "nobody-here")
     other, sandbox = Other(), SimpleNamespace(files=Files())
-    with pytest.raises(InvalidArgumentError, match="line 3 .*nobody-here"):
+    with pytest.raises(InvalidArgumentError, match=r"line 3 .*nobody-here"):
         await from_sandbox(sandbox, step, other)  # type: ignore[arg-type]
     assert not other.runs
