@@ -167,6 +167,9 @@ def test_what_is_no_place_for_an_image_stays_as_it_is(store: LocalStore, tmp_pat
         (f"oci:{tmp_path}/file", InvalidArgumentError),
         (f"oci:{tmp_path}/none/below", FileOperationError),
         (f"oci-archive:{tmp_path}/file", AlreadyExistsError),
+        (f"oci-archive:{tmp_path}/none/new.tar", FileOperationError),
+        (f"oci-archive:{tmp_path}/file/new.tar", FileOperationError),
+        (f"oci-archive:{tmp_path}/{'n' * 250}", FileOperationError),
         (f"docker-archive:{tmp_path}/new", InvalidArgumentError),
     ):
         with pytest.raises(error):

@@ -13,7 +13,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import msgspec
@@ -83,20 +84,26 @@ class LayoutTarget:
         """What is taken back unless the image is there in the end."""
         self._directory = -1
         try:
-            self._make_directory(path)
-            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.listdir(path) and not os.path.isfile(os.path.join(path, "oci-layout")):
-                raise InvalidArgumentError(
-                    f"cannot push to {path}: it is no OCI layout and not empty", field="destination"
-                )
-            self._prepare()
-        except BlockingIOError:
-            self.close()
-            raise ConflictError(f"cannot push to {path}: another push into it is under way", path=path) from None
+            with _writing(path):
+                self._lock()
+                self._prepare()
         except BaseException:
             self.close()
             raise
+
+    def _lock(self) -> None:
+        self._make_directory(self._path)
+        self._directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(
+                f"cannot push to {self._path}: another push into it is under way", path=self._path
+            ) from None
+        if os.listdir(self._path) and not os.path.isfile(os.path.join(self._path, "oci-layout")):
+            raise InvalidArgumentError(
+                f"cannot push to {self._path}: it is no OCI layout and not empty", field="destination"
+            )
 
     def _prepare(self) -> None:
         """Take away what a push has left that died, and make what a layout has. The mark first: what dies after it
@@ -117,19 +124,20 @@ class LayoutTarget:
         return os.path.isfile(self._blob(digest))
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
-        with open(path, "rb", buffering=0) as content:
+        with _writing(self._path), open(path, "rb", buffering=0) as content:
             self._write(self._blob(digest), lambda: content.read(_PIECE), told)
 
     def put_manifest(self, body: bytes) -> None:
         digest = hashlib.sha256(body).hexdigest()
         blob = self._blob(f"sha256:{digest}")
-        if not os.path.exists(blob):
-            self._put(blob, body)
-        _sync_directory(self._blobs)
-        index = os.path.join(self._path, "index.json")
-        self._put(index, _index(self._others(index), digest, len(body), self._tag))
-        self._made.clear()
-        _sync_directory(self._path)
+        with _writing(self._path):
+            if not os.path.exists(blob):
+                self._put(blob, body)
+            _sync_directory(self._blobs)
+            index = os.path.join(self._path, "index.json")
+            self._put(index, _index(self._others(index), digest, len(body), self._tag))
+            self._made.clear()
+            _sync_directory(self._path)
 
     def close(self) -> None:
         for path in reversed(self._made):
@@ -155,8 +163,6 @@ class LayoutTarget:
         except FileExistsError:
             if not os.path.isdir(path):
                 raise InvalidArgumentError(f"cannot push to {path}: it is no directory", field="destination") from None
-        except OSError as error:
-            raise _refused(path, error) from error
         else:
             self._made.append(path)
 
@@ -180,7 +186,7 @@ class LayoutTarget:
         """A file that appears under its name when it is whole."""
         part = f"{path}.{secrets.token_hex(6)}.part"
         try:
-            with disk_full.typed(f"push to {self._path}", self._path), open(part, "xb", buffering=0) as file:
+            with open(part, "xb", buffering=0) as file:
                 while piece := read():
                     _write_all(file.fileno(), piece)
                     told(len(piece))
@@ -202,7 +208,10 @@ class ArchiveTarget:
         """`pulse` is called while the archive is written, about each MiB, and may raise.
 
         :raises AlreadyExistsError: there is something of that name.
+        :raises FileOperationError: there is no directory for it.
         """
+        with _writing(path):
+            os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         if os.path.lexists(path):
             raise AlreadyExistsError(f"cannot push to {path}: it exists, and an archive is written anew", path=path)
         self._path = path
@@ -227,19 +236,25 @@ class ArchiveTarget:
         self._blobs[f"sha256:{digest}"] = (manifest, len(body))
         part = f"{self._path}.{secrets.token_hex(6)}.part"
         try:
-            with disk_full.typed(f"push to {self._path}", self._path), open(part, "xb") as archive:
-                for number, piece in enumerate(tar_pieces(MemorySource(self._items(digest, len(body))))):
-                    archive.write(piece)
-                    if number % _PIECES_A_PULSE == 0:
-                        self._pulse()
-                archive.flush()
-                os.fsync(archive.fileno())
-            os.link(part, self._path)
-        except FileExistsError:
-            raise AlreadyExistsError(f"cannot push to {self._path}: it exists by now", path=self._path) from None
+            with _writing(self._path):
+                with open(part, "xb") as archive:
+                    for number, piece in enumerate(tar_pieces(MemorySource(self._items(digest, len(body))))):
+                        archive.write(piece)
+                        if number % _PIECES_A_PULSE == 0:
+                            self._pulse()
+                    archive.flush()
+                    os.fsync(archive.fileno())
+                self._appear(part)
+                _sync_directory(os.path.dirname(self._path))
         finally:
             if os.path.exists(part):
                 os.unlink(part)
+
+    def _appear(self, part: str) -> None:
+        try:
+            os.link(part, self._path)
+        except FileExistsError:
+            raise AlreadyExistsError(f"cannot push to {self._path}: it exists by now", path=self._path) from None
 
     def close(self) -> None:
         """What was gathered goes with the directory."""
@@ -318,5 +333,13 @@ def _write_all(descriptor: int, piece: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _refused(path: str, error: OSError) -> FileOperationError:
-    return FileOperationError(f"cannot push to {path}: {error.strerror}", path=path, errno=error.errno or 0)
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """What the file system has against a push to `path` as our errors."""
+    try:
+        with disk_full.typed(f"push to {path}", path):
+            yield
+    except OSError as error:
+        raise FileOperationError(
+            f"cannot push to {path}: {error.strerror}", path=path, errno=error.errno or 0
+        ) from error
