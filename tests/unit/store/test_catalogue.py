@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsec.store import catalogue as catalogue_module
@@ -86,6 +87,13 @@ def test_bad_names_are_refused(path: str, catalogue: Catalogue, ref: str) -> Non
         catalogue.get(ref)
     with pytest.raises(InvalidArgumentError):
         catalogue.publish(image(path, ref, 1))
+
+
+def test_what_fits_into_no_answer_is_not_published(path: str, catalogue: Catalogue) -> None:
+    config = ImageConfig(env={"A": "x" * 140_000})
+    with pytest.raises(InvalidArgumentError, match="its configuration"):
+        catalogue.publish(msgspec.structs.replace(image(path, "a:1", 1), config=config))
+    assert catalogue.list() == ()
 
 
 def test_what_is_not_there_is_said(catalogue: Catalogue) -> None:

@@ -218,6 +218,10 @@ def test_the_config_and_back() -> None:
         ({"config": {"Env": ["a=\0"]}}, InvalidArgumentError),
         ({"config": {"Env": "A=b"}}, InvalidArgumentError),
         ({"config": []}, InvalidArgumentError),
+        ({"config": {"Labels": {"a": "x" * 140_000}}}, InvalidArgumentError),
+        ({"config": {"WorkingDir": "/a\0"}}, InvalidArgumentError),
+        ({"config": {"User": "\0"}}, InvalidArgumentError),
+        ({"config": {"Cmd": ["a\0"]}}, InvalidArgumentError),
     ],
 )
 def test_configs_that_are_refused(changes: dict[str, Any], error: type[DSecError]) -> None:

@@ -18,7 +18,7 @@ from dsec.store.remote.manifest import (
     manifest_path,
 )
 from libdsec.protocol.environment import ImageConfig
-from libdsec.protocol.errors import DSecError, InvalidArgumentError
+from libdsec.protocol.errors import DSecError, IntegrityError, InvalidArgumentError
 
 LAYER = ManifestLayer("sha256:" + "ab" * 32, 4096, 1 << 40, 7, "cd" * 32, "made of a directory")
 MANIFEST = Manifest(1, "repo/app:v1", "base", None, 1.5, ImageConfig({"A": "é\n"}), (LAYER, LAYER))
@@ -51,6 +51,9 @@ def test_where_things_lie() -> None:
 def test_one_that_is_too_large_is_not_published() -> None:
     with pytest.raises(InvalidArgumentError, match="the most is"):
         encode_manifest(msgspec.structs.replace(MANIFEST, config=ImageConfig({"A": "x" * 2_000_000})))
+    large = encode_manifest(msgspec.structs.replace(MANIFEST, config=ImageConfig({"A": "x" * 140_000})))
+    with pytest.raises(IntegrityError, match="its configuration"):
+        decode_manifest(large, MANIFEST.ref)
 
 
 @given(st.sampled_from([*FIELDS, *(f"layers.{name}" for name in FIELDS["layers"][0]), "config.env"]), VALUES)

@@ -16,10 +16,16 @@ from typing import Any
 import msgspec
 
 from libdsec.protocol.environment import ImageConfig, parse_ref
-from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError, InternalError
+from libdsec.protocol.errors import (
+    AlreadyExistsError,
+    CapacityError,
+    ImageNotFoundError,
+    InternalError,
+    InvalidArgumentError,
+)
 
 from . import history
-from .records import DATA_NAME, METADATA_NAME, ImageRecord, LayerRecord
+from .records import DATA_NAME, METADATA_NAME, ImageRecord, LayerRecord, config_fault
 
 _FIRST = """
 CREATE TABLE layers (
@@ -112,8 +118,11 @@ class Catalogue:
         `beside` is written with the image or not at all.
 
         :raises AlreadyExistsError: the name is taken; nothing has changed.
+        :raises InvalidArgumentError: its configuration is too large.
         """
         parse_ref(image.ref)
+        if (fault := config_fault(image.config)) is not None:
+            raise InvalidArgumentError(f"cannot publish {image.ref}: {fault}", ref=image.ref)
         with self.transaction() as database:
             if database.execute("SELECT 1 FROM images WHERE ref = ?", (image.ref,)).fetchone():
                 raise already_exists(image.ref)

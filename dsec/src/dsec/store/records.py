@@ -13,6 +13,17 @@ DATA_NAME = "data.erofs"
 RECORD_NAME = "layer.json"
 RECORD_SCHEMA = 1
 
+MAX_CONFIG_BYTES = 128 * 1024
+"""Of an image's configuration, encoded: with 128 layers it must fit into one answer, or the node could not list it."""
+
+
+def config_fault(config: ImageConfig) -> str | None:
+    """What keeps a configuration from being published."""
+    size = len(msgspec.json.encode(config))
+    if size > MAX_CONFIG_BYTES:
+        return f"its configuration (variables, labels, commands) has {size} bytes, the most is {MAX_CONFIG_BYTES}"
+    return None
+
 
 class LayerRecord(msgspec.Struct, frozen=True):
     """A layer on this node. `metadata` and `data` are absolute paths; both files are there and never change."""

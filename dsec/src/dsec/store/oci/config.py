@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dsec.store.records import config_fault
 from libdsec.protocol.environment import ImageConfig
 from libdsec.protocol.errors import UnsupportedOperationError
 
@@ -95,7 +96,10 @@ def _image_config(defaults: _Defaults, where: str) -> ImageConfig:
             raise broken(where, f"its config has the environment variable {pair[:100]!r}")
         env[name] = value
     cwd = defaults.WorkingDir or "/"
-    return ImageConfig(
+    words = (cwd, defaults.User or "", *_words(defaults.Entrypoint), *_words(defaults.Cmd))
+    if any("\0" in word for word in words):
+        raise broken(where, "its config has a zero byte in a path, a user or a command")
+    config = ImageConfig(
         env=env,
         cwd=cwd if cwd.startswith("/") else f"/{cwd}",
         user=defaults.User or "root",
@@ -105,6 +109,9 @@ def _image_config(defaults: _Defaults, where: str) -> ImageConfig:
         exposed_ports=tuple(sorted(defaults.ExposedPorts or {})),
         stop_signal=defaults.StopSignal or "",
     )
+    if (fault := config_fault(config)) is not None:
+        raise broken(where, fault)
+    return config
 
 
 def _words(command: list[str] | str | None) -> tuple[str, ...]:

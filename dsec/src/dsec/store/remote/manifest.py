@@ -9,7 +9,7 @@ import msgspec
 
 from dsec.store.compose import MAX_LAYERS
 from dsec.store.history import MAX_MADE_BY
-from dsec.store.records import ImageRecord, LayerRecord
+from dsec.store.records import ImageRecord, LayerRecord, config_fault
 from libdsec.protocol.environment import ImageConfig, LayerKind, parse_ref
 from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, UnsupportedOperationError
 
@@ -110,6 +110,8 @@ def decode_manifest(content: bytes, ref: str) -> Manifest:
         raise _damaged(ref, str(error)) from None
     if manifest.ref != ref:
         raise _damaged(ref, f"it is that of {manifest.ref[:200]!r}")
+    if (fault := config_fault(manifest.config)) is not None:
+        raise _damaged(ref, fault)
     return manifest
 
 
