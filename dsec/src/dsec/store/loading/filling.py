@@ -116,8 +116,11 @@ class Filling:
         if first < end and next(self._flights.wanted(first, end), None) is not None:
             self._spawn(self._fetch_ahead(first, end))
 
-    async def prefetch_trace(self) -> None:
-        """What an earlier start read, in its order."""
+    def begin_start(self) -> None:
+        """A sandbox is about to read: what an earlier start read is fetched, in its order."""
+        self._spawn(self._fetch_trace())
+
+    async def _fetch_trace(self) -> None:
         wanted = [chunk for chunk in self.trace.earlier if not self.cache.present.has(chunk)]
         for first, count in _in_order(wanted, self._bounds.run):
             await self._fetch_ahead(first, first + count)
@@ -166,32 +169,24 @@ class Filling:
 
     async def _fetch_unclaimed(self, first: int, count: int) -> dict[int, Exception]:
         """Ask for what is neither there nor claimed, and wait for what is claimed."""
-        failed: dict[int, Exception] = {}
-        for run in list(self._flights.wanted(first, first + count)):
-            failed |= await self._fly(*run, ahead=True)
+        failed = await self._flights.fetch_ahead(first, first + count, self._insist_for_readers)
         await self._flights.settled(first, first + count)
         for chunk in self.cache.present.absent(first, first + count):
             failed.setdefault(chunk, UnavailableError(f"cannot load chunk {chunk} of {self.cache.layer.digest} yet"))
         return failed
 
     async def _fetch_ahead(self, first: int, end: int) -> None:
-        for run in list(self._flights.wanted(first, end)):
-            failed = await self._fly(*run, ahead=True)
-            if failed:
-                return  # who needs it will ask, and be told
+        # of what does not come, who needs it will ask, and be told
+        await self._flights.fetch_ahead(first, end, self._insist_for_readers)
 
-    async def _fly(self, first: int, count: int, *, ahead: bool) -> dict[int, Exception]:
-        """One request. Should readers have come to wait for what it did not bring, it is asked for again."""
-        self._flights.claim(first, count)
-        try:
-            failed = await self._flights.fetch(first, count, ahead=ahead)
-        finally:
-            self._flights.release(first, count)
+    def _insist_for_readers(self, failed: dict[int, Exception]) -> None:
+        """Should readers have come to wait for what was fetched ahead and did not come, it is asked for again."""
+        if self._closed:
+            return
         waited_for = [chunk for chunk in sorted(failed) if chunk in self._waiting]
         for run in runs(waited_for, self._bounds.run):
             self._flights.claim(*run)
             self._spawn(self._insist(*run, dict(failed)))
-        return failed
 
     async def _insist(self, first: int, count: int, failed: dict[int, Exception]) -> None:
         """Ask for claimed chunks as long as readers wait for them and it may help. `failed`: how it went before."""
@@ -211,7 +206,7 @@ class Filling:
                 failed = {}
                 # alone, once they have failed: one that is damaged must not cost its neighbours their readers
                 for run in runs(wanted, 1 if attempt else self._bounds.run):
-                    failed |= await self._flights.fetch(*run, ahead=False)
+                    failed |= await self._flights.fetch(*run)
         finally:
             self._flights.release(first, count)
 

@@ -1,7 +1,8 @@
 """Getting chunks of one layer from the store into its data file: each asked for once at a time.
 
-A chunk is *claimed* from the moment somebody decides to ask for it until it has landed or was given up; who wants it
-meanwhile waits for that. What lands is checked and written in the thread that delivers it; all else is on the loop.
+A chunk is *claimed* from the moment a reader needs it, or the turn of a request for what nobody waits for has come,
+until it has landed or was given up; who wants it meanwhile waits for that. What lands is checked and written in the
+thread that delivers it; all else is on the loop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from .turns import Turns
 
 Landed = Callable[[int, Exception | None], None]
 """(chunk, None or why it could not be taken), on the loop, while the chunk is still claimed."""
+
+GivenUp = Callable[[dict[int, Exception]], None]
+"""Told on the loop what did not come, and why."""
 
 
 class Flights:
@@ -56,32 +60,53 @@ class Flights:
         self._released.set_result(None)
         self._released = self._loop.create_future()
 
-    async def fetch(self, first: int, count: int, *, ahead: bool) -> dict[int, Exception]:
-        """Ask the store for chunks that the caller has claimed; returns those that did not come, and why."""
+    async def fetch(self, first: int, count: int) -> dict[int, Exception]:
+        """Ask the store for chunks that readers wait for and the caller has claimed; returns those that did not come,
+        and why."""
+        async with self._turns.turn(self._cache.layer.digest, ahead=False):
+            return await self._ask(first, count, self._bounds.fetch_deadline_s)
+
+    async def fetch_ahead(self, first: int, end: int, given_up: GivenUp) -> dict[int, Exception]:
+        """Ask for what of a range is neither there nor claimed when its turn has come: until then a reader who needs
+        it asks before. As `fetch` in all else; `given_up` is told too, as soon as it is claimed no more."""
+        failed: dict[int, Exception] = {}
+        async with self._turns.turn(self._cache.layer.digest, ahead=True):
+            while (run := next(self.wanted(first, end), None)) is not None:
+                at, first = run[0], run[0] + run[1]
+                ended = UnavailableError(f"cannot load layer {self._cache.layer.digest}: its fetching was given up")
+                lost: dict[int, Exception] = dict.fromkeys(range(at, first), ended)
+                self.claim(*run)
+                try:
+                    lost = await self._ask(*run, self._bounds.ahead_deadline_s)
+                finally:
+                    # also after a cancel: readers may have come to wait for what was claimed
+                    self.release(*run)
+                    given_up(lost)
+                failed |= lost
+        return failed
+
+    async def _ask(self, first: int, count: int, patience: float) -> dict[int, Exception]:
         failed: dict[int, Exception] = {}
         why: Exception = IntegrityError(
             f"cannot load layer {self._cache.layer.digest}: the store has not delivered all that was asked for"
         )
         arrivals = _Arrivals(self, first, count, failed)
-        bounds = self._bounds
-        patience = bounds.ahead_deadline_s if ahead else bounds.fetch_deadline_s
-        patience += count * self._cache.chunks.size / bounds.second_bytes
-        async with self._turns.turn(self._cache.layer.digest, ahead=ahead):
-            try:
-                async with asyncio.timeout(patience):
-                    cost = await self._source.fetch(first, count, arrivals.deliver)
-                self._counts.fetched(cost.requests, cost.bytes)
-            except TimeoutError:
-                self._counts.fetched(1, 0)
-                why = UnavailableError(
-                    f"cannot load layer {self._cache.layer.digest}: the store took more than {patience:g} s for "
-                    f"{count} chunks"
-                )
-            except DSecError as error:
-                self._counts.fetched(1, 0)
-                why = error
-            finally:
-                arrivals.close()
+        patience += count * self._cache.chunks.size / self._bounds.second_bytes
+        try:
+            async with asyncio.timeout(patience):
+                cost = await self._source.fetch(first, count, arrivals.deliver)
+            self._counts.fetched(cost.requests, cost.bytes)
+        except TimeoutError:
+            self._counts.fetched(1, 0)
+            why = UnavailableError(
+                f"cannot load layer {self._cache.layer.digest}: the store took more than {patience:g} s for "
+                f"{count} chunks"
+            )
+        except DSecError as error:
+            self._counts.fetched(1, 0)
+            why = error
+        finally:
+            arrivals.close()
         for chunk in range(first, first + count):
             if not self._cache.present.has(chunk):
                 failed.setdefault(chunk, why)

@@ -268,7 +268,7 @@ class Loader:
 
     def _begin_start(self, opened: Opened) -> None:
         """On the loop: sandboxes begin to read."""
-        self._thread.spawn(opened.filling.prefetch_trace())
+        opened.filling.begin_start()
         digest = opened.cache.layer.digest
         self._thread.loop.call_later(RECORD_S, lambda: self._pool.submit(self._opened.save, digest))
 
