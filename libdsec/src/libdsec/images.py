@@ -85,12 +85,12 @@ class ImageCalls:
     ) -> ImagePushed:
         """Put an image of the node where container engines take it from: `docker://HOST[:PORT]/NAME:TAG`,
         `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`; paths are the node's and absolute. What is there already is not sent
-        again. `plain_http` is for registries on the node itself.
+        again; data that only the node's shared store has is fetched. `plain_http` is for registries on the node itself.
 
-        :raises ImageNotFoundError: the node has no such image.
+        :raises ImageNotFoundError: neither the node nor its shared store has such an image.
         :raises UnauthenticatedError, PermissionDeniedError: the registry wants other credentials.
         :raises InvalidArgumentError: a name in the image cannot be in a layer, or the destination is none.
-        :raises ConflictError: not all of the image's data is on the node; `fetch_image` has it come.
+        :raises UnavailableError: the registry or the shared store cannot be reached.
         """
         request = ImagePushRequest(ref, destination, login, plain_http)
         pushed: ImagePushed = await self._with_progress("image.push", request, progress)
@@ -100,10 +100,11 @@ class ImageCalls:
         self, ref: str, file: str | os.PathLike[str] | BinaryIO, *, progress: Callable[[int], None] | None = None
     ) -> int:
         """Write an image's whole tree as a tar: into a local file of that name, which is there when all of it is, or
-        into one that is open for writing. Returns its size in bytes; `progress` is told it as it grows.
+        into one that is open for writing. Returns its size in bytes; `progress` is told it as it grows. Data that
+        only the node's shared store has is fetched.
 
-        :raises ImageNotFoundError: the node has no such image.
-        :raises ConflictError: not all of the image's data is on the node.
+        :raises ImageNotFoundError: neither the node nor its shared store has such an image.
+        :raises UnavailableError: the shared store cannot be reached.
         :raises FileOperationError: the file cannot be written.
         """
         exchange = await self._channel.stream("image.export", ImageExportRequest(ref), (STDOUT,))
@@ -111,9 +112,10 @@ class ImageCalls:
 
     async def diff_images(self, a: str, b: str) -> AsyncGenerator[Change]:
         """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is
-        no change; of a directory that is gone only itself is told.
+        no change; of a directory that is gone only itself is told. Data that only the node's shared store has
+        is fetched where it has to be compared.
 
-        :raises ImageNotFoundError: the node has no such image.
+        :raises ImageNotFoundError: neither the node nor its shared store has one of them.
         """
         exchange = await self._channel.stream("image.diff", ImageDiffRequest(a, b), (STDOUT,))
         async with aclosing(read_changes(exchange, "image.diff")) as changes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
 import structlog
 
+from dsec.store.layer_data import require_whole
 from dsec.store.loading.base import LayerLoader
-from dsec.store.loading.cache import is_remote
+from dsec.store.loading.cache import is_remote, is_whole
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.records import LayerRecord
@@ -54,6 +56,21 @@ class ImageData:
                 return image.info()
 
         return await in_thread(fetch, progress)
+
+    def have_whole(self, layer: LayerRecord, tell: Callable[[int], None]) -> None:
+        """All of a layer's data to this node; for a thread. `tell` gets the bytes that came, about once a second, and
+        may raise. Whoever calls this keeps the layer.
+
+        :raises DSecError: see `Loader.fetch_all`. `ConflictError`: there is nothing to fetch it from.
+        """
+
+        def told(size: int) -> None:
+            self._uses.note((layer.digest,))
+            tell(size)
+
+        if not is_whole(layer):
+            self._loader.fetch_all((layer,), told)
+            require_whole(layer)
 
     async def stats(self, ref: str) -> ImageStatsAnswer:
         """Of an image's layers, or of all.

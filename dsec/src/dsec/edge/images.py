@@ -16,6 +16,7 @@ from dsec.store.compose import Composition, compose
 from dsec.store.diff import diff_images
 from dsec.store.export import export_image
 from dsec.store.history import history
+from dsec.store.layer_data import Whole
 from dsec.store.loading.base import LayerLoader
 from dsec.store.loading.local import WholeLayers
 from dsec.store.local import LocalStore
@@ -79,10 +80,20 @@ class Images(Protocol):
         :raises DSecError: see `dsec.store.oci.pull`; nothing is left."""
 
     async def push(self, request: ImagePushRequest, progress: Callable[[BuildProgress], None]) -> ImagePushed:
-        """:raises DSecError: see `dsec.store.oci.push`; nothing is left, but for blobs that a registry has taken."""
+        """Data that only the shared store has is fetched.
+
+        :raises DSecError: see `dsec.store.oci.push`; nothing is left, but for blobs that a registry has taken."""
+
+    async def bring(self, refs: Sequence[str]) -> None:
+        """Images that only the shared store has come here, without their data. A node without such a store does
+        nothing.
+
+        :raises ImageNotFoundError: neither has it.
+        :raises DSecError: the shared store cannot be reached, or what it has is damaged."""
 
     def export(self, ref: str, tick: Tick) -> Generator[Piece, None, None]:
-        """A tar of its tree. A blocking generator, for a thread; `tick` is called by it and may raise.
+        """A tar of its tree. A blocking generator, for a thread; `tick` is called by it and may raise. Data that only
+        the shared store has is fetched.
 
         :raises DSecError: see `dsec.store.export`."""
 
@@ -196,8 +207,7 @@ class StoreImages:
         return found
 
     async def _composition(self, spec: SandboxSpec) -> Composition:
-        if self._shared is not None:
-            await self._shared.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
+        await self.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
         try:
             # the check of toolkits against what they lie over reads directories of every layer
             if spec.toolkits:
@@ -220,13 +230,21 @@ class StoreImages:
     async def push(self, request: ImagePushRequest, progress: Callable[[BuildProgress], None]) -> ImagePushed:
         from dsec.store.oci.push import push_image  # only a push needs it
 
-        return await in_thread(partial(push_image, self._store, request), progress)
+        await self.bring((request.ref,))
+        return await in_thread(lambda step: push_image(self._store, request, step, self._data.have_whole), progress)
+
+    async def bring(self, refs: Sequence[str]) -> None:
+        if self._shared is not None:
+            await self._shared.bring(refs)
 
     def export(self, ref: str, tick: Tick) -> Generator[Piece, None, None]:
-        return export_image(self._store, ref, tick)
+        return export_image(self._store, ref, tick, self._whole(tick))
 
     def diff(self, a: str, b: str, tick: Tick) -> Generator[Change, None, None]:
-        return diff_images(self._store, a, b, tick)
+        return diff_images(self._store, a, b, tick, self._whole(tick))
+
+    def _whole(self, tick: Tick) -> Whole:
+        return lambda layer: self._data.have_whole(layer, lambda _: tick())
 
     def history(self, ref: str) -> ImageHistory:
         return history(self._store.catalogue, ref)
@@ -265,8 +283,7 @@ class StoreImages:
         return changes_in(self._store, layers, id_base, capture)
 
     async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
-        if self._shared is not None:
-            await self._shared.bring((ref,))
+        await self.bring((ref,))
         return await self._data.fetch(ref, progress)
 
     async def stats(self, ref: str) -> ImageStatsAnswer:
@@ -276,8 +293,8 @@ class StoreImages:
         return await self._required_store("list it").list(after)
 
     async def pin(self, ref: str, pinned: bool) -> ImageInfo:
-        if pinned and self._shared is not None:
-            await self._shared.bring((ref,))
+        if pinned:
+            await self.bring((ref,))
         await asyncio.to_thread(self.uses.pin, ref, pinned)
         return self.inspect(ref)
 

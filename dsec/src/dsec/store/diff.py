@@ -18,7 +18,7 @@ from libdsec.protocol.images import Change, ChangeKind
 from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE
 from .erofs.format import BLOCK_SIZE
 from .flatten import Flattened
-from .layer_data import StackData
+from .layer_data import StackData, Whole, require_whole
 from .local import LocalStore
 from .records import LayerRecord
 from .tree import Node, printable
@@ -36,20 +36,23 @@ _ZEROS: Final = bytes(STORE_CHUNK_SIZE)
 _TICK_EVERY: Final = 1024
 
 
-def diff_images(store: LocalStore, a: str, b: str, tick: Callable[[], None]) -> Generator[Change, None, None]:
+def diff_images(
+    store: LocalStore, a: str, b: str, tick: Callable[[], None], whole: Whole = require_whole
+) -> Generator[Change, None, None]:
     """Changes in the order of paths, a directory before what is in it; blocking. What was added is told name by name,
-    of a directory that was removed it alone. `tick` is called now and then and may raise.
+    of a directory that was removed it alone. `tick` is called now and then and may raise, `whole` before
+    contents of a layer are compared, which few need to be.
 
     :raises ImageNotFoundError: no such image.
-    :raises ConflictError: a layer's data is not all on this node, and had to be compared.
+    :raises DSecError: what `whole` raises; `ConflictError` where a layer's data is not all on this node.
     :raises IntegrityError: a layer is damaged.
     """
     with store.keeping(a) as old, store.keeping(b) as new:
         if old.layers == new.layers:
             return
         with (
-            closing(Flattened(old.layers, tick=tick)) as before,
-            closing(Flattened(new.layers, tick=tick)) as after,
+            closing(Flattened(old.layers, tick=tick, whole=whole)) as before,
+            closing(Flattened(new.layers, tick=tick, whole=whole)) as after,
         ):
             contents = _Contents((old.layers, before.data), (new.layers, after.data), tick)
             yield from _changes(before.root, after.root, contents, tick)

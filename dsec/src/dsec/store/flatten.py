@@ -25,7 +25,7 @@ from libdsec.protocol.errors import IntegrityError, QuotaExceededError
 
 from .erofs.format import BLOCK_SIZE
 from .erofs.reader import Image
-from .layer_data import PlacedContent, StackData
+from .layer_data import PlacedContent, StackData, Whole, require_whole
 from .records import LayerRecord
 from .rules import OVERLAY_PREFIX
 from .sources.base import Entry, HardLink, Opaque, SourceItem, Whiteout
@@ -51,14 +51,16 @@ class Flattened:
         hiding: bool = False,
         below: Sequence[LayerRecord] | None = (),
         tick: Callable[[], None] = nothing,
+        whole: Whole = require_whole,
     ) -> None:
         """With `hiding`, what hides nothing of the layers `below` is left out; None: it is not known what lies below.
-        `tick` is called every few thousand names while metadata is read; what it raises comes out.
+        `tick` is called every few thousand names while metadata is read, `whole` before a layer's data is; what they
+        raise comes out.
 
         :raises IntegrityError: a metadata image is not what its digest says, or is damaged.
         :raises QuotaExceededError: all together have too many names.
         """
-        self.data = StackData(layers)
+        self.data = StackData(layers, whole)
         self.root = _stacked(layers, self.data.starts, tick)
         if hiding:
             beneath = _ANYTHING if below is None else Flattened(below, tick=tick).root if below else None

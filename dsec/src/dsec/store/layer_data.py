@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from libdsec.protocol.errors import ConflictError, IntegrityError
 
@@ -27,6 +27,10 @@ _KEPT_CHUNKS = MAX_OPEN + 1
 """Small files lie in as many chunks at a time as a build had open."""
 
 
+Whole = Callable[[LayerRecord], None]
+"""Called with a layer before its data is read, and returns when all of it is on this node."""
+
+
 def require_whole(layer: LayerRecord) -> None:
     """:raises ConflictError: some of its data is still in the shared store alone."""
     if not is_whole(layer):
@@ -40,8 +44,9 @@ def require_whole(layer: LayerRecord) -> None:
 class StackData:
     """The data files of `layers`, lowest first. One of them is open at a time. Not for several threads at once."""
 
-    def __init__(self, layers: Sequence[LayerRecord]) -> None:
+    def __init__(self, layers: Sequence[LayerRecord], whole: Whole = require_whole) -> None:
         self._layers = tuple(layers)
+        self._whole = whole
         self.starts: list[int] = []
         """The first block of each layer's file."""
         end = 0
@@ -68,7 +73,7 @@ class StackData:
     def record(self, index: int) -> LayerFile:
         """layer.json of a layer.
 
-        :raises ConflictError: not all of its data is here.
+        Raises what `whole` raises.
         :raises IntegrityError: it is missing or damaged.
         """
         if self._open != index or self._record is None:
@@ -121,7 +126,7 @@ class StackData:
 
     def _switch(self, index: int) -> None:
         layer = self._layers[index]
-        require_whole(layer)
+        self._whole(layer)
         record = read_layer_file(layer)
         if record.chunk_size <= 0 or -(-layer.data_bytes // record.chunk_size) * DIGEST_SIZE != len(
             record.chunk_digests

@@ -22,6 +22,7 @@ def export(edge: Edge, request: Request, caller: Caller) -> Answerer:
     edge.require_open("export an image")
 
     async def send(out: Stream) -> Empty:
+        await edge.images.bring((ref,))
         await out.send(edge.images.export(ref, out.tick))
         return Empty()
 

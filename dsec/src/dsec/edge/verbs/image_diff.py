@@ -30,6 +30,7 @@ def diff(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
     async def send(out: Stream) -> ChangeCount:
         counts: Counter[str] = Counter()
+        await edge.images.bring((asked.a, asked.b))
         await out.send_frames(_frames(edge.images.diff(asked.a, asked.b, out.tick), counts))
         return ChangeCount(counts["added"], counts["changed"], counts["removed"])
 

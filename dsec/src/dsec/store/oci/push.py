@@ -37,12 +37,24 @@ Progress = Callable[[BuildProgress], None]
 _TOLD_EVERY: Final = 1024 * 1024
 
 
-def push_image(store: LocalStore, request: ImagePushRequest, progress: Progress) -> ImagePushed:
-    """Blocking. A push that fails leaves nothing, but for blobs that a registry has taken.
+Fetch = Callable[[LayerRecord, Callable[[int], None]], None]
+"""Returns when all of a layer's data is on this node; meanwhile tells how much came, about once a second."""
+
+
+def require_here(layer: LayerRecord, told: Callable[[int], None]) -> None:
+    """The `Fetch` of a store that fetches nothing."""
+    require_whole(layer)
+
+
+def push_image(
+    store: LocalStore, request: ImagePushRequest, progress: Progress, fetch: Fetch = require_here
+) -> ImagePushed:
+    """Blocking. A push that fails leaves nothing, but for blobs that a registry has taken. `fetch` is called before a
+    layer's data is read, which the destination may have already.
 
     :raises ImageNotFoundError: no such image.
     :raises InvalidArgumentError: no destination for images.
-    :raises ConflictError: a layer's data is not all on this node.
+    :raises DSecError: what `fetch` raises; `ConflictError` where a layer's data is not all on this node.
     :raises UnavailableError, UnauthenticatedError, PermissionDeniedError: what the registry says.
     :raises CapacityError: the disk is full.
     """
@@ -51,9 +63,7 @@ def push_image(store: LocalStore, request: ImagePushRequest, progress: Progress)
         store.keeping(request.ref) as image,
         store.build_directory() as directory,
     ):
-        for layer in image.layers:
-            require_whole(layer)
-        push = _Push(store, image, directory, progress)
+        push = _Push(store, image, directory, progress, fetch)
         with closing(_target(request, parse_ref(image.ref).tag, directory, push.pulse)) as target:
             digest = push.run(target)
     return ImagePushed(request.destination, digest, push.bytes_sent)
@@ -72,7 +82,8 @@ def _target(request: ImagePushRequest, tag: str, directory: str, pulse: Callable
 class _Push:
     """One push under way."""
 
-    def __init__(self, store: LocalStore, image: ImageRecord, directory: str, progress: Progress) -> None:
+    def __init__(self, store: LocalStore, image: ImageRecord, directory: str, progress: Progress, fetch: Fetch) -> None:
+        self._fetch = fetch
         self._store = store
         self._image = image
         self._directory = directory
@@ -107,6 +118,7 @@ class _Push:
         blob = known_blob(self._store.catalogue, layer.digest)
         if blob is not None and target.has_blob(blob.digest):
             return blob
+        self._fetch(layer, self._fetched)
         path = os.path.join(self._directory, "layer")
         blob = pack_layer(layer, path, lambda done: self._tell("pack", done))
         remember_blob(self._store.catalogue, layer.digest, blob)
@@ -134,6 +146,10 @@ class _Push:
 
         target.put_blob(digest, size, path, told)
         self.bytes_sent = before + size
+
+    def _fetched(self, size: int) -> None:
+        self._news = BuildProgress("fetch", size)
+        self.pulse()
 
     def _tell(self, stage: str, done: int) -> None:
         if not done or stage != self._news.stage or done < self._told or done - self._told >= _TOLD_EVERY:
