@@ -346,6 +346,26 @@ def test_more_readers_than_may_wait_at_once_wait_in_the_kernel(rig: Rig, monkeyp
         assert {path: hash_of(reader) for path, reader in readers.items()} == layer.hashes
 
 
+def test_more_readers_than_may_wait_at_once_wait_for_the_next_process(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precontent, "MAX_WAITING", 3)
+    layer = rig.layer(files=30)
+    root = rig.directory / "adopted"
+    root.mkdir()
+    with rig.loader() as first:
+        mount = first.mount(layer.record)
+        attach(mount, str(root))
+        os.close(mount)
+    try:
+        readers = {path: start_read(root / path) for path in layer.hashes}
+        with rig.loader(fresh=False) as second:
+            second.adopt(layer.record.digest)
+            assert {path: hash_of(reader) for path, reader in readers.items()} == layer.hashes
+    finally:
+        umount(str(root))
+
+
 def test_a_layer_that_is_let_go_of_while_it_is_fetched_writes_nothing_more(rig: Rig) -> None:
     layer = rig.layer(files=40)
     rig.store.delay_s = 0.02

@@ -23,6 +23,9 @@ _AT_FDCWD = -100
 _ALLOW, _DENY, _ERRNO_SHIFT = 1, 2, 24
 _INFO_RANGE = 6
 
+ALL = 1 << 62
+"""Bytes, of an event that tells no range."""
+
 _EVENT = struct.Struct("=IBBHQii")
 _RANGE = struct.Struct("=BBHIQQ")
 _ANSWER = struct.Struct("=iI")
@@ -86,10 +89,12 @@ def read_event(group: int) -> Event | None:
     except OSError as error:
         raise from_os_error(error, "read an event of", "a fanotify group") from None
     length, _, _, header, _, descriptor, pid = _EVENT.unpack_from(data)
-    if length < header + _RANGE.size:
-        return Event(descriptor, pid, 0, 0)
-    kind, _, _, _, offset, count = _RANGE.unpack_from(data, header)
-    return Event(descriptor, pid, offset, count) if kind == _INFO_RANGE else Event(descriptor, pid, 0, 0)
+    if length >= header + _RANGE.size:
+        kind, _, _, _, offset, count = _RANGE.unpack_from(data, header)
+        if kind == _INFO_RANGE:
+            return Event(descriptor, pid, offset, count)
+    # no range is told: it may be any, and what is answered lets the whole of it be read
+    return Event(descriptor, pid, 0, ALL)
 
 
 def answer(group: int, descriptor: int, refusal: int = 0) -> bool:

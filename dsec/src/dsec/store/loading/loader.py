@@ -106,7 +106,7 @@ class Loader:
         """As `attach`, with a group that somebody else holds too."""
         self._events = self._opened.events = PreContent(group, self._pending_path)
         taken = self._events.inherit(fresh=fresh)
-        self._events.start(self._on_event)
+        self._events.start(self._on_event, self._opened.provokes)
         for event in taken:
             self._pool.submit(self._answer_inherited, self._events, event)
 

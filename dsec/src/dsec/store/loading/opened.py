@@ -128,6 +128,10 @@ class OpenedLayers:
         finally:
             del self._provoked[layer.digest]
 
+    def provokes(self) -> bool:
+        """Whether somebody waits for an event of our own."""
+        return bool(self._provoked)
+
     def take_provoked(self, digest: str, descriptor: int, pid: int) -> bool:
         """In the thread that reads events: whether this one is what `_writer` waits for."""
         provoked = self._provoked.get(digest) if pid == os.getpid() else None

@@ -30,6 +30,8 @@ _LAYER_PATH = re.compile(r"/layers/([0-9a-f]{64})/data\.erofs\Z")
 MAX_WAITING = 4096
 """Events that are taken and not answered, each a descriptor of this process, of which they may be a quarter. More wait
 in the kernel."""
+MAX_DESCRIPTORS = 1 << 20
+"""Numbers that an event may have; systems there are with limits of a thousand times that, too many to be tried."""
 ROOM_S = 0.1
 PAUSE_S = 0.01
 """After an event that could not be taken (no descriptor left)."""
@@ -50,7 +52,7 @@ class PreContent:
         self._digests: dict[tuple[int, int], str] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread: threading.Thread | None = None
-        self._room = threading.Semaphore(min(MAX_WAITING, _descriptors() // 4))
+        self._room = _Room(min(MAX_WAITING, _descriptors() // 4))
         self._stopping = False
         self._inheriting = threading.Lock()
         self._inherited: dict[int, int | None] = {}
@@ -73,8 +75,9 @@ class PreContent:
             )
         return taken
 
-    def start(self, on_event: OnEvent) -> None:
-        self._thread = threading.Thread(target=self._read, args=(on_event,), name="pre-content", daemon=True)
+    def start(self, on_event: OnEvent, is_awaited: Callable[[], bool]) -> None:
+        """`is_awaited`: somebody waits for an event of our own, so that the bound of those who wait does not count."""
+        self._thread = threading.Thread(target=self._run, args=(on_event, is_awaited), name="pre-content", daemon=True)
         self._thread.start()
 
     def mark(self, layer: LayerRecord) -> None:
@@ -101,7 +104,7 @@ class PreContent:
         finally:
             if not keep:
                 os.close(descriptor)
-            self._room.release()
+            self._room.give_back()
 
     def answer_inherited(self, number: int, refusal: int = 0) -> None:
         """Once an event that a dead process had taken."""
@@ -132,13 +135,13 @@ class PreContent:
         for inode in [inode for inode, of in list(self._digests.items()) if of == digest]:
             self._digests.pop(inode, None)
 
-    def _read(self, on_event: OnEvent) -> None:
+    def _run(self, on_event: OnEvent, is_awaited: Callable[[], bool]) -> None:
         poll = select.poll()
         poll.register(self.group, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while not self._stopping:
             poll.poll()
-            if not self._room.acquire(timeout=ROOM_S):
+            if not self._room.take(ROOM_S, beyond=is_awaited):
                 continue
             try:
                 event = fanotify.read_event(self.group)
@@ -147,9 +150,13 @@ class PreContent:
                 event = None
                 time.sleep(PAUSE_S)
             if event is None:
-                self._room.release()
-            else:
+                self._room.give_back()
+                continue
+            try:
                 self._take(event, on_event)
+            except Exception as error:
+                # one that is lost must not cost every other its answer
+                _log.error("an event was lost", error=str(error), exc_info=error)
 
     def _take(self, event: fanotify.Event, on_event: OnEvent) -> None:
         faults.point("loading.event.taken")
@@ -181,9 +188,32 @@ class PreContent:
         return digest
 
 
+class _Room:
+    """For so many events, or more where one more must be looked at."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, timeout_s: float, *, beyond: Callable[[], bool]) -> bool:
+        with self._changed:
+            has_room = self._changed.wait_for(lambda: self._taken < self._most, 0 if beyond() else timeout_s)
+            if not has_room and not beyond():
+                return False
+            self._taken += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify()
+
+
 def _descriptors() -> int:
-    """How many this process may have."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """How many this process may have, as far as it will ever have so many."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, MAX_DESCRIPTORS)
 
 
 def _occupy(number: int) -> int | None:
