@@ -198,6 +198,31 @@ def test_drops_of_bytes_are_too_slow(lying: Lying, monkeypatch: pytest.MonkeyPat
         read(client(lying).blob(digest(blob), len(blob)))
 
 
+def test_drops_of_a_document_are_too_slow(lying: Lying) -> None:
+    now = Patience(tries=1, document_s=0.0)
+    lying.has("/v2/a/manifests/v1", MANIFEST)
+    with pytest.raises(UnavailableError, match="too slow"):
+        client(lying, patience=now).manifest("v1")
+    lying.guard("t", f"http://{lying.host}/token")
+    lying.gives_tokens("t", "me", "se cret")
+    with pytest.raises(UnavailableError, match="too slow"):
+        client(lying, LOGIN, patience=now).manifest("v1")
+
+
+def test_what_uploads_carry_is_not_told(lying: Lying) -> None:
+    lying.once("/v2/a/blobs/uploads/", Answer(202, b"", {"Location": "/up?state=s3cret"}))
+    lying.once("/up", Answer(500), Answer(500), Answer(400, b"no"))
+    blob = b"x" * 10
+    with pytest.raises(UnavailableError, match=r"PATCH .*/up at ") as told:
+        client(lying).put_blob(digest(blob), len(blob), _Bytes(blob))
+    assert "s3cret" not in str(told.value)
+    lying.once("/v2/a/blobs/uploads/", Answer(202, b"", {"Location": "/up?state=s3cret"}))
+    lying.once("/up", *[Answer(503)] * 9)
+    with pytest.raises(UnavailableError, match="/up was answered") as told:
+        client(lying).put_blob(digest(blob), len(blob), _Bytes(blob))
+    assert "s3cret" not in str(told.value)
+
+
 def test_the_pulse_ends_a_wait(lying: Lying) -> None:
     class StopError(Exception):
         pass

@@ -41,6 +41,10 @@ MAX_WAIT_S: Final = 30.0
 _FIRST_WAIT_S: Final = 0.5
 _PULSE_S: Final = 0.5
 MAX_ERROR_BYTES: Final = 4096
+DOCUMENT_S: Final = 120.0
+"""For a manifest or a token to come whole: drops of bytes must not hold a push for ever."""
+WORDS_S: Final = 5.0
+"""For what a registry says of an error, and for the rest of an answer that nobody wants."""
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
@@ -56,6 +60,7 @@ class Patience:
     first_wait_s: float = _FIRST_WAIT_S
     silence_s: float = SILENCE_S
     connect_s: float = CONNECT_S
+    document_s: float = DOCUMENT_S
 
 
 def nothing() -> None:
@@ -113,16 +118,30 @@ class Connection:
             try:
                 response = self._answered(method, urljoin(self._base, path), scope, dict(headers or {}), body)
             except HTTPError as error:
-                self._after(error, tries, f"{method} {path[:200]}")
+                self._after(error, tries, f"{method} {_plain(path)}")
                 continue
             if response.status in good:
                 return response
             if response.status not in _AGAIN:
                 raise self.failure(response, method, path)
-            why = f"{method} {path[:200]} was answered with {response.status}"
+            why = f"{method} {_plain(path)} was answered with {response.status}"
             wanted = response.headers.get("Retry-After", "")
             give_back(response)
             self.try_again(tries, why, float(wanted) if wanted.isdigit() and len(wanted) < 6 else 0.0)
+
+    def document(self, response: Response, most: int) -> bytes:
+        """An answer's body, of which no more than `most` bytes are read.
+
+        :raises HTTPError: it is cut off.
+        :raises UnavailableError: it takes too long.
+        """
+        body, whole = _came(response, most, self.patience.document_s, self.pulse)
+        if not whole:
+            raise UnavailableError(
+                f"cannot read from {self.host}: {len(body)} bytes of an answer in {self.patience.document_s:g} s is "
+                "too slow"
+            )
+        return body
 
     def own_url(self, where: str) -> str:
         """A URL that the registry names for what is sent to it.
@@ -150,13 +169,15 @@ class Connection:
     def failure(self, response: Response, method: str, path: str) -> Exception:
         """The error that an answer stands for."""
         said = _words(response)
-        what = f"{method} {path[:200]} at {self.host}: it answered {response.status}" + f" ({said})" * bool(said)
+        what = f"{method} {_plain(path)} at {self.host}: it answered {response.status}" + f" ({said})" * bool(said)
         if response.status == 401:
             return UnauthenticatedError(f"cannot do {what}", host=self.host)
         if response.status == 403:
             return PermissionDeniedError(f"cannot do {what}", host=self.host)
         if response.status in (404, 410):
-            return NotFoundError(f"cannot find {path[:200]} at {self.host}: {said or 'there is none'}", host=self.host)
+            return NotFoundError(
+                f"cannot find {_plain(path)} at {self.host}: {said or 'there is none'}", host=self.host
+            )
         return UnavailableError(f"cannot do {what}", host=self.host, status=response.status)
 
     def _answered(self, method: str, url: str, scope: str, headers: dict[str, str], body: bytes | None) -> Response:
@@ -201,7 +222,9 @@ class Connection:
                 decode_content=False,
             )
         except (LocationValueError, InvalidHeader, UnicodeError, ValueError) as error:
-            raise UnavailableError(f"cannot reach {self.host}: {_shown(url)!r} cannot be asked: {error}") from None
+            raise UnavailableError(
+                f"cannot reach {self.host}: {_shown(url)!r} cannot be asked ({type(error).__name__})"
+            ) from None
 
     def _ask_realm(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
         tries = 0
@@ -210,7 +233,7 @@ class Connection:
             tries += 1
             try:
                 response = self._send(method, url, headers, body)
-                status, answer = response.status, response.read(MAX_TOKEN_BYTES)
+                status, answer = response.status, self.document(response, MAX_TOKEN_BYTES)
                 give_back(response)
             except HTTPError as error:
                 self._after(error, tries, _shown(url))
@@ -264,7 +287,8 @@ class Connection:
 def give_back(response: Response) -> None:
     """The connection to where it came from, or closed where much of the answer is left."""
     try:
-        ended = len(response.read(MAX_ERROR_BYTES)) < MAX_ERROR_BYTES and not response.length_remaining
+        rest, whole = _came(response, MAX_ERROR_BYTES, WORDS_S)
+        ended = whole and len(rest) < MAX_ERROR_BYTES and not response.length_remaining
     except HTTPError:
         ended = False
     if ended:
@@ -282,16 +306,33 @@ def network_error(error: Exception) -> str:
 def _words(response: Response) -> str:
     """What the registry says of an error."""
     try:
-        text = response.read(MAX_ERROR_BYTES).decode("utf-8", "replace")
+        text = _came(response, MAX_ERROR_BYTES, WORDS_S)[0].decode("utf-8", "replace")
     except HTTPError:
         text = ""
     response.close()
     return " ".join(text.split())[:300]
 
 
+def _came(response: Response, most: int, seconds: float, pulse: Callable[[], None] = nothing) -> tuple[bytes, bool]:
+    """What comes of an answer within so long, at most so much; and whether that was long enough."""
+    end = time.monotonic() + seconds
+    body = bytearray()
+    while len(body) < most and (part := response.read1(most - len(body))):
+        body += part
+        pulse()
+        if time.monotonic() >= end:
+            return bytes(body), False
+    return bytes(body), True
+
+
 def _origin(url: str) -> tuple[str, str, int | None]:
     parts = urlsplit(url)
     return parts.scheme, (parts.hostname or "").lower(), parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _plain(path: str) -> str:
+    """A path, or a URL that the registry gave, for messages: without its query, in which uploads carry their state."""
+    return path.partition("?")[0][:200]
 
 
 def _shown(url: str) -> str:

@@ -142,16 +142,13 @@ class Registry:
         return self._connection.request("GET", path, scope=self._scope, headers=headers)
 
     def _body(self, response: Response, path: str, most: int) -> bytes:
-        parts = bytearray()
         try:
-            while part := response.read1(most + 1 - len(parts)):
-                parts += part
-                if len(parts) > most:
-                    raise IntegrityError(f"cannot use {path}: it has more than {most} bytes")
-                self._connection.pulse()
+            body = self._connection.document(response, most + 1)
         except HTTPError as error:
             raise UnavailableError(f"cannot read {path}: {network_error(error)}") from None
-        return bytes(parts)
+        if len(body) > most:
+            raise IntegrityError(f"cannot use {path}: it has more than {most} bytes")
+        return body
 
     def _upload_url(self, response: Response, before: str) -> str:
         """Where the next part goes; the registry may change it with each, and it must stay the registry."""
