@@ -149,9 +149,10 @@ class DSecClient(Twin):
 
     def diff_images(self, a: str, b: str) -> Iterator[Change]:
         """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is
-        no change; of a directory that is gone only itself is told.
+        no change; of a directory that is gone only itself is told. Data that only the node's shared store has
+        is fetched where it has to be compared.
 
-        :raises ImageNotFoundError: the node has no such image.
+        :raises ImageNotFoundError: neither the node nor its shared store has one of them.
         """
         return iterated(self._portal, self._twin.diff_images(a, b))
 
