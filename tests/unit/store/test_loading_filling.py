@@ -117,7 +117,7 @@ async def test_a_reader_does_not_wait_behind_what_nobody_waits_for(tmp_path: Pat
 @pytest.mark.parametrize("how", ["cancel", "damage"])
 async def test_a_fetch_that_is_given_up_leaves_readers_what_they_wait_for(tmp_path: Path, how: str) -> None:
     async with filling(tmp_path, Bounds(first_window=0, most_window=0, read_deadline_s=60)) as (made, store, read):
-        fetching = asyncio.get_running_loop().create_task(made.fill(lambda _: None))
+        fetching = asyncio.get_running_loop().create_task(made.fill())
         await settle()
         answers = {chunk: read(chunk) for chunk in (5, 39)}
         if how == "cancel":

@@ -125,8 +125,8 @@ class Filling:
         for first, count in _in_order(wanted, self._bounds.run):
             await self._fetch_ahead(first, first + count)
 
-    async def fill(self, progress: Callable[[int], None]) -> None:
-        """Fetch all that is missing. `progress` gets the bytes that are there.
+    async def fill(self) -> None:
+        """Fetch all that is missing.
 
         :raises DSecError: why a part of it cannot be had.
         """
@@ -140,7 +140,6 @@ class Filling:
         async def work() -> None:
             while queue:
                 await self._fetch_surely(*queue.pop())
-                progress(self.cache.present_bytes)
 
         try:
             async with asyncio.TaskGroup() as tasks:

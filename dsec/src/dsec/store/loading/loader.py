@@ -8,9 +8,10 @@ import errno
 import os
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from functools import partial
 from typing import Protocol
@@ -278,17 +279,25 @@ class Loader:
                 return
             opened = self._opened.open(layer)
             opened.counts.source = opened.counts.source or "prefetch"
-        filling = self._thread.submit(opened.filling.fill(lambda _: None))
+        filling = self._thread.submit(opened.filling.fill())
         try:
-            while True:
-                try:
-                    filling.result(PROGRESS_S)
-                    break
-                except LateError:
-                    progress(opened.cache.present_bytes)
+            _await(filling, lambda: progress(opened.cache.present_bytes))
+        except CancelledError:
+            raise UnavailableError(
+                f"cannot fetch layer {layer.digest}: it was let go of meanwhile", digest=layer.digest
+            ) from None
         finally:
             filling.cancel()
-        opened.whole.result(FINISH_S)
+        late = time.monotonic() + FINISH_S
+
+        def finishing() -> None:
+            progress(layer.data_bytes)
+            if time.monotonic() > late:
+                raise UnavailableError(
+                    f"cannot fetch layer {layer.digest}: the disk took more than {FINISH_S:g} s", digest=layer.digest
+                )
+
+        _await(opened.whole, finishing)
 
     @contextlib.contextmanager
     def _in_use(self, layer: LayerRecord) -> Iterator[None]:
@@ -350,3 +359,15 @@ class Loader:
         self._read_unopened(
             taken.digest, taken.offset, taken.length, partial(events.answer_inherited, taken.descriptor)
         )
+
+
+def _await(work: Future[None], turn: Callable[[], None]) -> None:
+    """Until it is done; `turn` is called now and then, and what it raises ends the wait."""
+    while True:
+        try:
+            work.result(PROGRESS_S)
+            return
+        except LateError:
+            if work.done():
+                raise
+            turn()

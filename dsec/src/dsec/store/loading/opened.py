@@ -13,7 +13,7 @@ import structlog
 
 from dsec.linux import KernelError
 from dsec.store.records import LayerRecord
-from libdsec.protocol.errors import CapacityError, DSecError
+from libdsec.protocol.errors import CapacityError, DSecError, UnavailableError
 
 from .base import ChunkSource
 from .bounds import Bounds
@@ -37,8 +37,14 @@ class Opened:
         self.cache, self.counts = cache, counts
         self.filling: Filling
         self.whole: Future[None] = Future()
-        """Done when all of it is here and on the disk."""
+        """Done when all of it is here and on the disk, or it was let go of before."""
         self.closed = False
+
+    def let_go(self) -> None:
+        """Whoever waits for all of it is told that it will not come."""
+        if not self.whole.done():
+            digest = self.cache.layer.digest
+            self.whole.set_exception(UnavailableError(f"cannot fetch layer {digest}: it was let go of meanwhile"))
 
 
 class OpenedLayers:
@@ -154,6 +160,7 @@ class OpenedLayers:
         for opened in self._opened.values():
             self._save(opened)
             opened.cache.close()
+            opened.let_go()
         self._opened.clear()
 
     def save(self, digest: str) -> None:
@@ -178,8 +185,7 @@ class OpenedLayers:
             if self.events is not None:
                 self.events.unmark(layer)
             self._opened.pop(layer.digest, None)
-            self._close(opened)
-            opened.whole.set_result(None)
+            self._close(opened, whole=True)
             _log.info("layer is whole", layer=layer.digest, bytes=layer.data_bytes)
         except (OSError, DSecError) as error:
             _log.error("a complete layer could not be made whole", layer=layer.digest, error=str(error))
@@ -190,11 +196,15 @@ class OpenedLayers:
             if lock is not None:
                 lock.release()
 
-    def _close(self, opened: Opened) -> None:
+    def _close(self, opened: Opened, *, whole: bool = False) -> None:
         opened.closed = True
         self._save(opened)
         self._thread.submit(opened.filling.close()).result()
         opened.cache.close()
+        if whole:
+            opened.whole.set_result(None)
+        else:
+            opened.let_go()
 
     def _save(self, opened: Opened) -> None:
         try:
