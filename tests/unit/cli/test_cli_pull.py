@@ -167,3 +167,18 @@ def test_run_without_a_command_does_what_the_image_says(node):
     result = node.run("run", "--image", "debian:12")
     assert result.exit_code == 64
     assert "none of its own" in result.stderr
+
+
+def test_what_an_image_says_of_itself_cannot_move_the_cursor(node):
+    odd = ImageConfig(env={"A": "\x1b[2J"}, cwd="/\x1b[1m", user="u\r")
+
+    @node.server.answers("image.inspect")
+    async def _(call: FakeCall) -> ImageInfo:
+        return ImageInfo(call.args.ref, "base", PULLED.layers, odd, 0.0)
+
+    assert not {"\x1b", "\r"} & {*node.run("image", "inspect", "odd:1").stdout}
+
+
+def test_a_login_is_shown_without_its_password():
+    login = RegistryLogin("me", "s3cret")
+    assert "s3cret" not in repr(ImagePullRequest("docker://h.io/a:1", login=login)) + str(login)

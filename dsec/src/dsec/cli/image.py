@@ -16,7 +16,7 @@ from . import image_data, image_dockerfile, image_out, image_pull, image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, find_image, pairs
 from .outcome import execute
-from .output import ago, amount, emit, say, table, waiting
+from .output import ago, amount, emit, printable, say, table, waiting
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Build, list, verify, remove images."
@@ -155,9 +155,9 @@ def inspect(ref: RefArgument, json: JsonOption = False) -> None:
             emit(info)
             return
         say(f"{info.ref} ({info.kind}), made {ago(info.created_at)} ago" + (f" from {info.parent}" * bool(info.parent)))
-        say(f"user {info.config.user}, directory {info.config.cwd}")
+        say(printable(f"user {info.config.user}, directory {info.config.cwd}"))
         for name, value in sorted(info.config.env.items()):
-            say(f"env {name}={value}")
+            say(printable(f"env {name}={value}"))
         rows = [
             (layer.digest, amount(layer.metadata_bytes + layer.data_bytes), str(layer.files)) for layer in info.layers
         ]

@@ -28,6 +28,10 @@ class RegistryLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     password: str
     """Or an identity token, where `user` is empty."""
 
+    def __repr__(self) -> str:
+        """Without the password: this goes into logs with whatever has it."""
+        return f"RegistryLogin(user={self.user!r}, password=...)"
+
 
 class ImagePullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """image.pull. EVENT frames of `BuildProgress` precede the `ImageInfo`."""
