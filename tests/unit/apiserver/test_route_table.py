@@ -27,7 +27,7 @@ def test_what_changes_something_is_not_open_to_readers() -> None:
     readable = {name for name, route in ROUTES.items() if route.permission == "read"}
     assert readable == {
         *("server.info", "node.doctor", "sandbox.inspect", "sandbox.list", "sandbox.logs"),
-        *("image.list", "image.inspect", "image.verify", "image.diff", "image.history", "image.stats"),
+        *("image.list", "image.inspect", "image.verify", "image.history", "image.stats"),
         *("log.read", "log.output", "rollout.list", "job.list", "job.inspect"),
     }
 

@@ -187,7 +187,7 @@ ROUTES: dict[str, Route] = {
     "image.verify": Route(READ, to_own_edge),
     "image.push": Route(ADMIN, to_own_edge),
     "image.export": Route(USE, to_own_edge),
-    "image.diff": Route(READ, to_own_edge),
+    "image.diff": Route(USE, to_own_edge),
     "image.history": Route(READ, to_own_edge),
     "image.fetch": Route(ADMIN, to_own_edge),
     "image.stats": Route(READ, to_own_edge),
