@@ -124,7 +124,7 @@ def die(*_):
 if where == "catalogue":
     local.Catalogue.publish = die
 if where == "rename":
-    local._sync_directory = die
+    local.sync_directory = die
 store = local.LocalStore(state)
 build_image(store, ImageBuildRequest("two:v1", f"dir:{tree}"), lambda p: die() if p.stage == where else None)
 """

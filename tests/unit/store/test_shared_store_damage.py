@@ -26,7 +26,7 @@ from published import (
 )
 
 from dsec.store.digest import chunk_digest
-from dsec.store.records import LayerRecord
+from dsec.store.records import REMOTE_NAME, LayerRecord
 from dsec.store.remote import beside, chunks
 from dsec.store.remote.chunks import zstd
 from dsec.store.remote.known import pieces
@@ -251,7 +251,7 @@ async def test_chunks_that_a_layer_has_not(tmp_path: Path, shared_dir: Path) -> 
         assert await source.fetch(0, 0, lambda *_: None) == (0, 0)
 
 
-@pytest.mark.parametrize("name", [beside.REMOTE_NAME, beside.TABLE_NAME])
+@pytest.mark.parametrize("name", [REMOTE_NAME, beside.TABLE_NAME])
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"noise"])
 async def test_what_lies_beside_a_layer_is_checked(
     tmp_path: Path, shared_dir: Path, name: str, content: bytes | None

@@ -10,10 +10,10 @@ import structlog
 
 from dsec.store.layer_data import require_whole
 from dsec.store.loading.base import LayerLoader
-from dsec.store.loading.cache import is_remote, is_whole
+from dsec.store.loading.cache import is_whole
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
-from dsec.store.records import LayerRecord
+from dsec.store.records import LayerRecord, is_remote
 from dsec.store.uses import Uses
 from libdsec.protocol.environment import BuildProgress, ImageInfo
 from libdsec.protocol.images import ImageStats, ImageStatsAnswer

@@ -30,6 +30,7 @@ from libdsec.protocol.errors import ConflictError, ImageNotFoundError
 from .build import LayerBuild
 from .catalogue import Catalogue, Statement, layer_directory
 from .digest import LAYER_GENERATION
+from .durable import sync_directory
 from .records import DATA_NAME, METADATA_NAME, RECORD_NAME, RECORD_SCHEMA, ImageRecord, LayerFile, LayerRecord
 
 T = TypeVar("T")
@@ -164,8 +165,8 @@ class LocalStore:
                     record.flush()
                     os.rename(whole, target)
                     os.fsync(record.fileno())
-            _sync_directory(target)
-            _sync_directory(self.layers_dir)
+            sync_directory(target)
+            sync_directory(self.layers_dir)
         return LayerRecord(
             file.digest,
             os.path.join(target, METADATA_NAME),
@@ -258,11 +259,3 @@ class Taken:
     def _keep(self, digest: str) -> None:
         self._store._kept[digest] += 1
         self._digests.append(digest)
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,6 +11,8 @@ from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerInfo, Laye
 METADATA_NAME = "metadata.erofs"
 DATA_NAME = "data.erofs"
 RECORD_NAME = "layer.json"
+REMOTE_NAME = "remote.json"
+"""Beside a layer that came from a shared store; of its data perhaps not all is here."""
 RECORD_SCHEMA = 1
 
 MAX_CONFIG_BYTES = 128 * 1024
@@ -26,7 +28,8 @@ def config_fault(config: ImageConfig) -> str | None:
 
 
 class LayerRecord(msgspec.Struct, frozen=True):
-    """A layer on this node. `metadata` and `data` are absolute paths; both files are there and never change."""
+    """A layer on this node. `metadata` and `data` are absolute paths. Both files are there and never change, but for
+    the data of one that `is_remote`: it comes when it is read."""
 
     digest: str
     metadata: str
@@ -43,6 +46,11 @@ class LayerRecord(msgspec.Struct, frozen=True):
 
     def info(self) -> LayerInfo:
         return LayerInfo(self.digest, self.metadata_bytes, self.data_bytes, self.files)
+
+
+def is_remote(layer: LayerRecord) -> bool:
+    """Whether its data lies in a shared store, and perhaps not all of it here."""
+    return os.path.exists(os.path.join(layer.directory, REMOTE_NAME))
 
 
 class ImageRecord(msgspec.Struct, frozen=True):

@@ -14,21 +14,16 @@ from dataclasses import dataclass
 
 from dsec import faults
 from dsec.store.digest import DIGEST_SIZE, chunk_digest, layer_digest
-from dsec.store.records import LayerRecord
+from dsec.store.durable import sync_directory
+from dsec.store.records import LayerRecord, is_remote
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.errors import CapacityError, IntegrityError
 
 from .present import PresentMap, marked_bytes
 
-REMOTE_NAME = "remote.json"
 MAP_NAME = "present.map"
 WHOLE_NAME = "present.whole"
 _PARTIAL_NAME = "present.data"
-
-
-def is_remote(layer: LayerRecord) -> bool:
-    """Whether its data lies in a shared store, and perhaps not all of it here."""
-    return os.path.exists(os.path.join(layer.directory, REMOTE_NAME))
 
 
 def is_whole(layer: LayerRecord) -> bool:
@@ -50,11 +45,10 @@ def present_bytes(layer: LayerRecord) -> int:
 
 
 def mark_whole(layer: LayerRecord) -> None:
-    """Vouch for a data file that is whole, checked and on the disk. To be called before `remote.json` is written beside
-    a layer that was made here."""
+    """Vouch for a data file that is whole, checked and on the disk."""
     descriptor = os.open(os.path.join(layer.directory, WHOLE_NAME), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.close(descriptor)
-    _sync_directory(layer.directory)
+    sync_directory(layer.directory)
 
 
 def evict(layer: LayerRecord, grave: str) -> int:
@@ -66,7 +60,7 @@ def evict(layer: LayerRecord, grave: str) -> int:
     for name in (WHOLE_NAME, MAP_NAME):
         _remove(os.path.join(layer.directory, name))
     # on the disk before the data goes: after a loss of power, too, nothing may vouch for what is not there
-    _sync_directory(layer.directory)
+    sync_directory(layer.directory)
     faults.point("loading.evict.disowned")
     try:
         os.rename(layer.data, grave)
@@ -261,11 +255,3 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

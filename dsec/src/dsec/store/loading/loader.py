@@ -21,14 +21,14 @@ import structlog
 from dsec.linux import KernelError, fanotify
 from dsec.linux.mounts import erofs_method, mount_erofs
 from dsec.store.mounts import mount_checked
-from dsec.store.records import LayerRecord
+from dsec.store.records import LayerRecord, is_remote
 from dsec.store.verify import check_metadata, check_whole
 from libdsec.protocol.errors import DSecError, ImageNotFoundError, IntegrityError, UnavailableError
 from libdsec.protocol.images import DataSource
 
 from .base import LayerCounts, Sources
 from .bounds import Bounds
-from .cache import evict, is_remote, is_whole, present_bytes
+from .cache import evict, is_whole, present_bytes
 from .counts import Counts
 from .looping import LoopThread
 from .opened import Opened, OpenedLayers

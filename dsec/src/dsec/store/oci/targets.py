@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from dsec.store import disk_full
+from dsec.store.durable import sync_directory
 from dsec.store.sinks.tar import tar_pieces
 from dsec.store.sources.base import Entry, Extent
 from dsec.store.sources.memory import MemorySource
@@ -133,11 +134,11 @@ class LayoutTarget:
         with _writing(self._path):
             if not os.path.exists(blob):
                 self._put(blob, body)
-            _sync_directory(self._blobs)
+            sync_directory(self._blobs)
             index = os.path.join(self._path, "index.json")
             self._put(index, _index(self._others(index), digest, len(body), self._tag))
             self._made.clear()
-            _sync_directory(self._path)
+            sync_directory(self._path)
 
     def close(self) -> None:
         for path in reversed(self._made):
@@ -245,7 +246,7 @@ class ArchiveTarget:
                     archive.flush()
                     os.fsync(archive.fileno())
                 self._appear(part)
-                _sync_directory(os.path.dirname(self._path))
+                sync_directory(os.path.dirname(self._path))
         finally:
             if os.path.exists(part):
                 os.unlink(part)
@@ -317,14 +318,6 @@ def _index(others: list[dict[str, object]], digest: str, size: int, tag: str) ->
 def _name_of(manifest: dict[str, object]) -> object:
     annotations = manifest.get("annotations")
     return annotations.get(NAME) if isinstance(annotations, dict) else None
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:

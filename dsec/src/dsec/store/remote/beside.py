@@ -7,12 +7,12 @@ import os
 
 import msgspec
 
-from dsec.store.records import LayerRecord
+from dsec.store.durable import write_durably
+from dsec.store.records import REMOTE_NAME, LayerRecord
 from libdsec.protocol.errors import ConflictError, IntegrityError
 
 from .table import LayerTable, decode_table
 
-REMOTE_NAME = "remote.json"
 TABLE_NAME = "remote.table"
 SCHEMA = 1
 
@@ -23,11 +23,6 @@ class RemoteFile(msgspec.Struct, frozen=True):
     schema: int
     store: str
     """Its URL, without secrets."""
-
-
-def is_remote(layer: LayerRecord) -> bool:
-    """Whether its data lies in a shared store, and perhaps not all of it here."""
-    return os.path.exists(os.path.join(layer.directory, REMOTE_NAME))
 
 
 def not_whole(layer: LayerRecord) -> ConflictError:
@@ -47,13 +42,6 @@ def write_beside(directory: str, store: str, table: bytes) -> dict[str, str]:
         paths[name] = os.path.join(directory, name)
         write_durably(paths[name], content)
     return paths
-
-
-def write_durably(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_beside(layer: LayerRecord) -> tuple[RemoteFile, LayerTable]:

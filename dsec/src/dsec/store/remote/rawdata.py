@@ -8,11 +8,11 @@ import os
 import secrets
 from contextlib import ExitStack, suppress
 
-from dsec.store.records import LayerRecord
+from dsec.store.records import LayerRecord, is_remote
 from dsec.store.verify import check_whole
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
 
-from .beside import is_remote, not_whole
+from .beside import not_whole
 from .manifest import layer_path
 from .threads import in_thread
 

@@ -10,11 +10,12 @@ import os
 import msgspec
 
 from dsec.store import disk_full
+from dsec.store.durable import write_durably
 from dsec.store.local import LocalStore, Taken
 from dsec.store.records import METADATA_NAME, ImageRecord, LayerRecord
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, IntegrityError
 
-from .beside import write_beside, write_durably
+from .beside import write_beside
 from .chunks import METADATA_WINDOW_BITS, decompress
 from .known import Known
 from .manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, decode_manifest, facts_of, layer_path, manifest_path

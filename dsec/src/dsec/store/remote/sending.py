@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from dsec.store.digest import chunk_digest
-from dsec.store.records import LayerFile, LayerRecord
+from dsec.store.records import LayerFile, LayerRecord, is_remote
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import IntegrityError, InvalidArgumentError
 
-from .beside import is_remote, not_whole
+from .beside import not_whole
 from .chunks import compress_metadata, encode_chunk
 from .known import Known, pieces
 from .manifest import layer_path
