@@ -207,6 +207,23 @@ def test_a_push_that_is_given_up_leaves_nothing(store: LocalStore, tmp_path: Pat
     assert sorted(str(path) for path in tmp_path.rglob("*") if "state" not in path.parts) == before
 
 
+def test_an_image_that_gives_its_name_to_another_while_it_is_pushed(store: LocalStore, tmp_path: Path) -> None:
+    def replace(news: BuildProgress) -> None:
+        if not told:
+            told.append(news)
+            store.remove("app:v1", lambda _: False)
+            with store.taking() as taken:
+                layer = take(store, taken, [Entry(b"other", Node(REG))])
+                store.publish_image(ImageRecord("app:v1", "base", (layer,), ImageConfig(), 1.0), ("another",))
+
+    told: list[BuildProgress] = []
+    pushed = push_image(store, ImagePushRequest("app:v1", f"oci:{tmp_path}/layout"), replace)
+    manifest = json.loads(blob(tmp_path / "layout", pushed.digest))
+    config = json.loads(blob(tmp_path / "layout", manifest["config"]["digest"]))
+    assert len(config["history"]) == len(config["rootfs"]["diff_ids"]) == len(manifest["layers"]) == 2
+    assert "another" not in json.dumps(config)
+
+
 def test_what_a_push_left_that_died_is_no_hindrance(store: LocalStore, tmp_path: Path) -> None:
     """It died in the middle of a blob, with nothing but that in a new directory."""
     layout = tmp_path / "layout"

@@ -54,17 +54,19 @@ def record(database: sqlite3.Connection, image: ImageRecord, made_by: Sequence[s
 
 def history(catalogue: Catalogue, ref: str) -> ImageHistory:
     """:raises ImageNotFoundError: no such image."""
-    image = catalogue.get(ref)
+    return ImageHistory(ref, entries(catalogue, catalogue.get(ref)))
+
+
+def entries(catalogue: Catalogue, image: ImageRecord) -> tuple[HistoryEntry, ...]:
+    """Of each of its layers; the image itself may be removed by now."""
+    digests = [layer.digest for layer in image.layers]
     rows = catalogue.rows(
-        "SELECT digest, made_by, layer_history.created_at, layer_history.ref FROM image_layers "
-        "JOIN layer_history USING (digest) WHERE image_layers.ref = ?",
-        (ref,),
+        f"SELECT digest, made_by, created_at, ref FROM layer_history WHERE digest IN ({', '.join('?' * len(digests))})",
+        tuple(digests),
     )
     told = {digest: (made_by, created_at, first) for digest, made_by, created_at, first in rows}
-    unknown = ("", image.created_at, ref)
-    return ImageHistory(
-        ref, tuple(HistoryEntry(layer.info(), *told.get(layer.digest, unknown)) for layer in image.layers)
-    )
+    unknown = ("", image.created_at, image.ref)
+    return tuple(HistoryEntry(layer.info(), *told.get(layer.digest, unknown)) for layer in image.layers)
 
 
 def known_blob(catalogue: Catalogue, layer: str) -> Blob | None:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from dsec.store import disk_full
-from dsec.store.history import Blob, history, known_blob, remember_blob
+from dsec.store.history import Blob, entries, known_blob, remember_blob
 from dsec.store.layer_data import require_whole
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord, LayerRecord
@@ -98,7 +98,7 @@ class _Push:
     def run(self, target: Target) -> str:
         """The digest of the manifest that the target has now."""
         blobs = [self._layer(layer, target) for layer in self._image.layers]
-        told = history(self._store.catalogue, self._image.ref).entries
+        told = entries(self._store.catalogue, self._image)
         config = make_config(
             self._image.config, [blob.diff_id for blob in blobs], _steps(told), _moment(self._image.created_at)
         )
@@ -162,10 +162,10 @@ def _descriptor(media_type: str, digest: str, size: int) -> dict[str, str | int]
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
-def _steps(entries: Sequence[HistoryEntry]) -> list[dict[str, str]]:
+def _steps(told: Sequence[HistoryEntry]) -> list[dict[str, str]]:
     return [
         {"created": _moment(entry.created_at), "created_by": entry.made_by or f"layer {entry.layer.digest}"}
-        for entry in entries
+        for entry in told
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dsec.store.history import history
+from dsec.store.history import entries
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError
@@ -46,7 +46,7 @@ async def publish_image(
     """
     objects.require_writable(f"publish {ref}")
     image = local.catalogue.get(ref)
-    manifest = manifest_of(image, [entry.made_by for entry in history(local.catalogue, ref).entries])
+    manifest = manifest_of(image, [entry.made_by for entry in entries(local.catalogue, image)])
     content = encode_manifest(manifest)
     there = await _published(objects, manifest)
     known = Known(local.catalogue, objects.url)
