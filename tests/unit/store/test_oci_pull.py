@@ -24,7 +24,9 @@ from dsec.store.flatten import Flattened, walk
 from dsec.store.history import history, known_blob
 from dsec.store.local import LocalStore
 from dsec.store.oci.manifest import OCI_MANIFEST
+from dsec.store.oci.messages import Resolve, Start
 from dsec.store.oci.pull import Puller
+from dsec.store.oci.workers import Crew, Worker
 from libdsec.protocol.environment import BuildProgress, ImageInfo
 from libdsec.protocol.errors import (
     AlreadyExistsError,
@@ -272,7 +274,9 @@ def test_empty_layers_and_images(puller: Puller, tmp_path: Path) -> None:
 _PULLS = """
 import sys
 from dsec.store.local import LocalStore
+from dsec.store.oci.messages import Resolve, Start
 from dsec.store.oci.pull import Puller
+from dsec.store.oci.workers import Crew, Worker
 from libdsec.protocol.images import ImagePullRequest
 
 def told(news):
@@ -348,3 +352,18 @@ def test_a_layer_that_fitted_as_it_was_is_made_anew_over_others(
     for ref, wanted in (("first:1", (0o755, 0)), ("second:1", (0o700, 7))):
         tree = dict(walk(Flattened(store.catalogue.get(ref).layers).root))
         assert (tree[b"usr"].mode & 0o777, tree[b"usr"].uid) == wanted
+
+
+def test_a_child_that_does_not_end_keeps_neither_the_others_nor_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Worker.end
+
+    def stuck(worker: Worker) -> None:
+        end(worker)
+        raise subprocess.TimeoutExpired("child", 10)
+
+    monkeypatch.setattr(Worker, "end", stuck)
+    slots = threading.BoundedSemaphore(2)
+    with pytest.raises(subprocess.TimeoutExpired), Crew(Start("oci:/nowhere", None, False), slots) as crew:
+        assert crew.try_give(Resolve(), worth_another=True) is not crew.try_give(Resolve(), worth_another=True)
+    assert children() == []
+    assert [slots.acquire(blocking=False) for _ in range(2)] == [True, True]

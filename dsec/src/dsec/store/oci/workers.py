@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
 
@@ -109,10 +110,10 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.end()
-        while self._held:
-            self._free()
+        with ExitStack() as stack:
+            stack.callback(self._free_all)
+            for worker in self._workers:
+                stack.callback(worker.end)
 
     def ask(self, job: Job) -> None:
         """A question of its own, which may take as long as a registry is silent: the jobs of others do not wait."""
@@ -158,6 +159,10 @@ class Crew:
             worker = busy[descriptor]
             said += [(worker, answer) for answer in worker.read()]
         return said
+
+    def _free_all(self) -> None:
+        while self._held:
+            self._free()
 
     def _free(self) -> None:
         self._held -= 1
