@@ -1,9 +1,11 @@
-"""Building layers into a temporary directory, with the checks that every built layer must pass."""
+"""Building layers into a temporary directory, with the checks that every built layer must pass; a store of a test's
+own."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from layer_trees import Build, check_files, check_fsck
 
 from dsec.store.build import LayerBuild, build_layer
+from dsec.store.local import LocalStore, Taken
 from dsec.store.sources import MemorySource, Source, SourceItem
 
 
@@ -29,3 +32,15 @@ def build(tmp_path: Path) -> Build:
         return built
 
     return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
+        yield store
+
+
+@pytest.fixture
+def taken(store: LocalStore) -> Iterator[Taken]:
+    with store.taking() as taken:
+        yield taken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,19 +24,6 @@ from libdsec.protocol.images import Change
 
 REG = stat.S_IFREG | 0o644
 DIR = stat.S_IFDIR | 0o755
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(str(tmp_path / "state"))
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def taken(store: LocalStore) -> Iterator[Taken]:
-    with store.taking() as taken:
-        yield taken
 
 
 def publish(store: LocalStore, ref: str, *layers: LayerRecord) -> None:

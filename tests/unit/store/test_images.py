@@ -1,10 +1,8 @@
 """Images from directories and tars: published whole or not at all."""
 
-import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,6 @@ from dsec.store.local import LocalStore
 from dsec.store.verify import check_whole
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageConfig
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, InvalidArgumentError
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
-        yield store
 
 
 def nothing(progress: BuildProgress) -> None:

@@ -34,19 +34,6 @@ slow_fixture = settings(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(str(tmp_path / "state"))
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def taken(store: LocalStore) -> Iterator[Taken]:
-    with store.taking() as taken:
-        yield taken
-
-
 def again(store: LocalStore, taken: Taken, layer: LayerRecord) -> LayerRecord:
     with store.build_directory() as directory:
         return taken.take(build_layer(LayerSource(layer), directory, "layer"))

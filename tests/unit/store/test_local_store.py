@@ -1,11 +1,9 @@
 """Layers appear whole or not at all, and go when no image has them."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,6 @@ from dsec.store.local import LocalStore
 from dsec.store.verify import check_for_mount, check_whole, read_layer_file
 from libdsec.protocol.environment import ImageBuildRequest
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, ImageNotFoundError, IntegrityError
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    with contextlib.closing(LocalStore(str(tmp_path / "state"))) as store:
-        yield store
 
 
 def layers_of(store: LocalStore) -> list[str]:

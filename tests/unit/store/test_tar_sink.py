@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -28,19 +27,6 @@ from libdsec.protocol.errors import InvalidArgumentError
 
 REG = stat.S_IFREG | 0o640
 DIR = stat.S_IFDIR | 0o755
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    store = LocalStore(str(tmp_path / "state"))
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def taken(store: LocalStore) -> Iterator[Taken]:
-    with store.taking() as taken:
-        yield taken
 
 
 def as_tar(layer: LayerRecord, whiteouts: Literal["plain", "oci"] = "oci") -> bytes:
