@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TYPE_CHECKING, TypeVar
 
 from dsec.drivers.base import Captured
+from dsec.store import disk_full
+from dsec.store import disk_full
 from dsec.store.local import LocalStore
 from dsec.store.pack.order import Packing, Upper
 from libdsec.protocol.environment import BuildProgress
@@ -90,14 +92,20 @@ async def pack_into(store: LocalStore, packing: Packing, capture: Capture, progr
 async def changes_in(
     store: LocalStore, layers: Sequence[str], id_base: int, capture: Capture
 ) -> AsyncIterator[tuple[ChangeCount, Iterator[bytes]]]:
-    """What a sandbox changed over its layers, gathered: how many, and arrays of `Change`."""
+    """What a sandbox changed over its layers, gathered: how many, and arrays of `Change`.
+
+    :raises CapacityError: there is no room to gather it.
+    """
     from dsec.store.pack.changes import read_batches, write_changes
 
     stack = [store.catalogue.layer(digest).metadata for digest in layers]
     with tempfile.TemporaryFile(dir=store.state_dir) as file:
-        count = await read_upper(
-            capture, lambda upper, _: write_changes(stack, upper, id_base, file), lambda news: None
-        )
+
+        def write(upper: Upper, _: Progress) -> ChangeCount:
+            with disk_full.typed("list what a sandbox has written", store.state_dir):
+                return write_changes(stack, upper, id_base, file)
+
+        count = await read_upper(capture, write, lambda news: None)
         yield count, read_batches(file)
 
 

@@ -5,7 +5,6 @@ Blocking; the caller runs it in a thread. Either the image is published and dura
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 
 from libdsec.protocol.environment import BuildProgress, ImageBuildRequest, ImageInfo, parse_ref
 from libdsec.protocol.errors import (
-    CapacityError,
     ImageNotFoundError,
     InvalidArgumentError,
     UnsupportedOperationError,
 )
 
-from . import apt
+from . import apt, disk_full
 from .build import LayerBuild, build_layer
 from .catalogue import already_exists
 from .local import LocalStore
@@ -62,22 +60,15 @@ def build_image(store: LocalStore, request: ImageBuildRequest, progress: Progres
         raise already_exists(request.ref)
     if build is None:
         return _with_other_config(store, request, where)
-    try:
-        with store.build_directory() as directory:
-            progress(BuildProgress("fetch"))
-            layer = build(_Build(directory, request, where, progress))
-            progress(BuildProgress("publish", layer.content_bytes, layer.files))
+    with disk_full.typed(f"build {request.ref}", store.state_dir), store.build_directory() as directory:
+        progress(BuildProgress("fetch"))
+        layer = build(_Build(directory, request, where, progress))
+        progress(BuildProgress("publish", layer.content_bytes, layer.files))
 
-            def image(record: LayerRecord) -> ImageRecord:
-                return ImageRecord(request.ref, request.kind, (record,), request.config, time.time())
+        def image(record: LayerRecord) -> ImageRecord:
+            return ImageRecord(request.ref, request.kind, (record,), request.config, time.time())
 
-            return store.publish(image, layer, _made_by(request)).info()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CapacityError(
-            f"cannot build {request.ref}: no room in {store.state_dir}: {error.strerror}", path=store.state_dir
-        ) from error
+        return store.publish(image, layer, _made_by(request)).info()
 
 
 def _with_other_config(store: LocalStore, request: ImageBuildRequest, where: str) -> ImageInfo:

@@ -65,6 +65,7 @@ def write_changes(stack: Sequence[str], upper: Upper, id_base: int, file: IO[byt
     upper.done()
     if batch:
         _write(file, batch)
+    file.flush()
     return ChangeCount(counts["added"], counts["changed"], counts["removed"])
 
 

@@ -6,12 +6,11 @@ packed it, or nothing of it is left.
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 
 from dsec import faults
+from dsec.store import disk_full
 from dsec.store.build import LayerBuild, build_layer
 from dsec.store.compose import MAX_LAYERS
 from dsec.store.local import LocalStore
@@ -19,7 +18,7 @@ from dsec.store.records import ImageRecord
 from dsec.store.sources import SourceItem
 from dsec.store.tree import printable
 from libdsec.protocol.environment import BuildProgress, parse_ref
-from libdsec.protocol.errors import CapacityError, InvalidArgumentError
+from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.images import PackedDiff
 
 from .lower import Lower
@@ -64,7 +63,7 @@ def pack(store: LocalStore, packing: Packing, upper: Upper, progress: Progress) 
         `upper.check` raises.
     """
     parts = parts_of(store.catalogue, packing)
-    with _disk_full_is_typed(store, packing), store.build_directory() as directory:
+    with disk_full.typed(f"pack {packing.asked.ref}", store.state_dir), store.build_directory() as directory:
         with Lower(parts.stack) as lower, Lower(parts.toolkits) as toolkits:
             reading = _Reading(packing, upper, lower, toolkits)
             progress(BuildProgress("write"))
@@ -132,15 +131,3 @@ def _publish(store: LocalStore, packing: Packing, parts: Parts, build: LayerBuil
         made_by = [*[""] * (len(layers) - 1), f"packed from sandbox {asked.sandbox} ({parent_of(packing)})"]
         store.publish_image(image, made_by, recorded(answer, packing.maker))
     return answer
-
-
-@contextmanager
-def _disk_full_is_typed(store: LocalStore, packing: Packing) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CapacityError(
-            f"cannot pack {packing.asked.ref}: no room in {store.state_dir}: {error.strerror}", path=store.state_dir
-        ) from error
