@@ -12,7 +12,7 @@ import pytest
 
 from dsec.cli.registry_login import kept_login_for, login_for
 from libdsec.protocol.environment import BuildProgress, ImageConfig, ImageInfo, LayerInfo
-from libdsec.protocol.errors import InvalidArgumentError, UnavailableError
+from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError, UnavailableError
 from libdsec.protocol.images import MERGE_BYTES, ImagePullRequest, RegistryLogin
 from libdsec.testing import FakeCall
 
@@ -182,3 +182,17 @@ def test_what_an_image_says_of_itself_cannot_move_the_cursor(node):
 def test_a_login_is_shown_without_its_password():
     login = RegistryLogin("me", "s3cret")
     assert "s3cret" not in repr(ImagePullRequest("docker://h.io/a:1", login=login)) + str(login)
+
+
+def test_run_without_a_command_of_an_image_that_comes_with_the_sandbox(node):
+    asked = []
+
+    @node.server.answers("image.inspect")
+    async def _(call: FakeCall) -> ImageInfo:
+        asked.append(call.args.ref)
+        if len(asked) == 1:
+            raise ImageNotFoundError("cannot find image debian:12: it is not published here")
+        return ImageInfo(call.args.ref, "base", PULLED.layers, ImageConfig(cmd=("exit", "5")), 0.0)
+
+    assert node.run("run", "--image", "debian:12").exit_code == 5
+    assert node.request("exec").argv == ("exit", "5")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from libdsec.client import DSecClient
-from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.errors import ImageNotFoundError, InvalidArgumentError
 from libdsec.sandbox import Sandbox
 
 from .exec import run_in
@@ -92,11 +92,15 @@ def run(
     async def work(client: DSecClient) -> int:
         ttl_s = ttl if ttl is not None or not rm else _ORPHAN_S
         base = await image_or_only(client, image)
-        words = command or await _own_command(client, base, workspace)
+        try:
+            words = command or await _own_command(client, base, workspace)
+        except ImageNotFoundError:
+            words = []  # one that only the shared store has comes with the sandbox
         args = container_args(base, {**context.params, "ttl": ttl_s})
         async with waiting("creating the sandbox"):
             sandbox = await client.run_container(args)
         async with sandbox if rm else _kept(sandbox, json):
+            words = words or await _own_command(client, base, workspace)
             return await run_in(sandbox, words, interactive, tty, json, {"timeout": timeout})
 
     execute(json, work)
@@ -106,6 +110,7 @@ async def _own_command(client: DSecClient, base: str, workspace: str | None) -> 
     """What the images say is to be run.
 
     :raises InvalidArgumentError: nothing.
+    :raises ImageNotFoundError: one of them is not on the node.
     """
     for ref in (workspace, base):
         if ref is not None:
