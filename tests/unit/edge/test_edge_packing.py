@@ -49,7 +49,7 @@ async def test_the_sandbox_goes_on_before_what_changed_is_told(store: LocalStore
         assert not upper.stands
         assert count == ChangeCount(2, 0, 0)
         paths = [change["path"] for batch in batches for change in msgspec.msgpack.decode(batch)]
-        assert paths == ["", "new"]
+        assert paths == ["/", "/new"]
 
 
 async def test_a_full_disk_is_told_and_the_sandbox_goes_on(
