@@ -207,6 +207,21 @@ def test_what_is_used_is_not_forgotten() -> None:
     run(story)
 
 
+def test_mounts_that_take_long_leave_others_their_threads() -> None:
+    async def story(machine: Machine) -> None:
+        machine.gate.clear()
+        slow = [asyncio.create_task(machine.layers.acquire(f"sha256:{number}")) for number in range(40)]
+        await asyncio.sleep(0)
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(int), 10) == 0
+        finally:
+            machine.gate.set()
+            await asyncio.gather(*slow)
+        assert machine.mounted == 40
+
+    run(story)
+
+
 def test_a_restarted_edge_counts_what_runs() -> None:
     async def story(machine: Machine) -> None:
         machine.held = {DIGEST: None, "sha256:idle": None}

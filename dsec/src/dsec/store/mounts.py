@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from dsec.linux import KernelError
 from dsec.linux.mounts import mount_erofs
@@ -23,6 +24,8 @@ Drop = Callable[[str], Awaitable[None]]
 """(key): the fork server lets go; `ConflictError` while a sandbox made from it runs."""
 
 MAX_IDLE = 128
+THREADS = 32
+"""Layers that are mounted at the same time."""
 
 
 class LayerMounts:
@@ -50,6 +53,8 @@ class LayerMounts:
         self._adopted = adopted
         self._unmounted = unmounted
         self._users: dict[str, int] = {}
+        # of their own: those that the loop has are few, and a mount may wait until all of a layer has come
+        self._threads = ThreadPoolExecutor(THREADS, "mount")
         self._held: set[str] = set()
         self._idle: dict[str, None] = {}
         """Held and not used, the one unused longest first."""
@@ -146,7 +151,7 @@ class LayerMounts:
     async def _end(self, digest: str) -> None:
         """Within the layer's turn, so that nobody mounts it meanwhile."""
         if self._unmounted is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._unmounted, digest)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._unmounted, digest)
 
     def _count_down(self, digest: str) -> None:
         self._users[digest] -= 1
@@ -157,7 +162,7 @@ class LayerMounts:
 
     async def _mount(self, digest: str) -> None:
         layer = self._locate(digest)
-        mounting = asyncio.get_running_loop().run_in_executor(None, self._mount_layer, layer)
+        mounting = asyncio.get_running_loop().run_in_executor(self._threads, self._mount_layer, layer)
         try:
             mount = await asyncio.shield(mounting)
         except asyncio.CancelledError:
