@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
-from ._transport.codec import codec
+from ._streamed import streamed
 from ._transport.streaming import Streaming
-from .protocol.errors import ClientClosedError, WireError
-from .protocol.frames import STDOUT
+from .protocol.errors import WireError
 from .protocol.images import Change
-
-_SILENCE_S = 900.0
 
 _decode = msgspec.msgpack.Decoder(tuple[Change, ...]).decode
 
@@ -22,14 +20,11 @@ async def read_changes(exchange: Streaming, method: str) -> AsyncGenerator[Chang
 
     :raises DSecError: how the call ended.
     """
-    try:
-        while (chunk := await exchange.incoming[STDOUT].get(_SILENCE_S)) is not None:
+    async with aclosing(streamed(exchange, method)) as pieces:
+        async for piece in pieces:
             try:
-                changes = _decode(chunk)
+                changes = _decode(piece)
             except msgspec.DecodeError as error:
                 raise WireError(f"cannot read the answer to {method}: {error}") from None
             for change in changes:
                 yield change
-        codec(method).decode(await exchange.answer(_SILENCE_S))
-    finally:
-        exchange.abandon(ClientClosedError("cannot read further: this reading was left"))

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import BinaryIO
 
+from ._streamed import streamed
 from ._transfers import Saving
-from ._transport.codec import codec
 from ._transport.streaming import Streaming
-from .protocol.errors import ClientClosedError, FileOperationError
-from .protocol.frames import STDOUT
+from .protocol.errors import FileOperationError
 
-_SILENCE_S = 900.0
 _MODE = 0o644
 
 
+Start = Callable[[], Awaitable[Streaming]]
+"""Begins the call, once there is a file for what it sends."""
+
+
 async def export(
-    exchange: Streaming, method: str, file: str | os.PathLike[str] | BinaryIO, progress: Callable[[int], None] | None
+    start: Start, method: str, file: str | os.PathLike[str] | BinaryIO, progress: Callable[[int], None] | None
 ) -> int:
     """All that comes on stream 2: into a file of that name, which is there when all of it is, or into one that is open.
     Returns the number of bytes.
@@ -29,11 +31,11 @@ async def export(
     :raises FileOperationError: the file cannot be written.
     """
     if not isinstance(file, str | os.PathLike):
-        return await _write_all(exchange, method, file, progress)
+        return await _write_all(start, method, file, progress)
     # not in a thread: one that a cancel leaves behind would make the file, and nobody would know of it
     saving = Saving(os.fspath(file), _MODE)
     try:
-        async with aclosing(_pieces(exchange, method)) as pieces:
+        async with aclosing(streamed(await start(), method)) as pieces:
             async for piece in pieces:
                 saving.write(piece)
                 if progress is not None:
@@ -44,9 +46,9 @@ async def export(
     return saving.size
 
 
-async def _write_all(exchange: Streaming, method: str, file: BinaryIO, progress: Callable[[int], None] | None) -> int:
+async def _write_all(start: Start, method: str, file: BinaryIO, progress: Callable[[int], None] | None) -> int:
     size = 0
-    async with aclosing(_pieces(exchange, method)) as pieces:
+    async with aclosing(streamed(await start(), method)) as pieces:
         async for piece in pieces:
             # a pipe may take its time
             await asyncio.to_thread(_write_whole, file, piece)
@@ -66,12 +68,3 @@ def _write_whole(file: BinaryIO, piece: bytes) -> None:
                 "cannot write to the open file: it does not wait, and has no room", errno=errno.EAGAIN, local=True
             )
         rest = rest[written:]
-
-
-async def _pieces(exchange: Streaming, method: str) -> AsyncGenerator[bytes]:
-    try:
-        while (piece := await exchange.incoming[STDOUT].get(_SILENCE_S)) is not None:
-            yield piece
-        codec(method).decode(await exchange.answer(_SILENCE_S))
-    finally:
-        exchange.abandon(ClientClosedError("cannot go on: this export was left"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -107,8 +108,8 @@ class ImageCalls:
         :raises UnavailableError: the shared store cannot be reached.
         :raises FileOperationError: the file cannot be written.
         """
-        exchange = await self._channel.stream("image.export", ImageExportRequest(ref), (STDOUT,))
-        return await export(exchange, "image.export", file, progress)
+        start = partial(self._channel.stream, "image.export", ImageExportRequest(ref), (STDOUT,))
+        return await export(start, "image.export", file, progress)
 
     async def diff_images(self, a: str, b: str) -> AsyncGenerator[Change]:
         """What turns the image `a` into `b`, in the order of paths: a directory before what is in it. A time alone is
