@@ -19,8 +19,6 @@ from libdsec.protocol.errors import InvalidArgumentError, UnsupportedOperationEr
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
 OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
-OCI_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
-OCI_LAYER_ZSTD: Final = "application/vnd.oci.image.layer.v1.tar+zstd"
 OCI_LAYER_GZIP: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
