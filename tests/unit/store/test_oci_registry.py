@@ -374,6 +374,20 @@ def test_an_upload_in_chunks(lying: Lying, monkeypatch: pytest.MonkeyPatch) -> N
     assert lying.paths("PUT") == [f"/up?state=10&digest=sha256%3A{digest(b'0123456789')[7:]}"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_an_upload_whose_last_answer_is_lost(lying: Lying, there: bool) -> None:
+    blob = b"x" * 10
+    lying.once("/v2/a/blobs/uploads/", Answer(202, b"", {"Location": "/up"}))
+    lying.once("/up", Answer(202), Answer(502), Answer(404))
+    if there:
+        lying.has_blob("a", blob)
+        client(lying).put_blob(digest(blob), len(blob), _Bytes(blob))
+    else:
+        with pytest.raises(NotFoundError, match="/up"):
+            client(lying).put_blob(digest(blob), len(blob), _Bytes(blob))
+    assert lying.paths("PUT") == [f"/up?digest=sha256%3A{digest(blob)[7:]}"] * 2
+
+
 class _Bytes:
     def __init__(self, content: bytes) -> None:
         self._left = content

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from urllib3.exceptions import HTTPError
 
-from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, UnavailableError
+from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, NotFoundError, UnavailableError
 from libdsec.protocol.images import RegistryLogin
 
 from .blobs import Bytes, Verified
@@ -120,7 +120,12 @@ class Registry:
             sent += count
             told(count)
         end = where + ("&" if "?" in where else "?") + urlencode({"digest": digest})
-        give_back(self._connection.request("PUT", end, scope=self._scope, good=(201, 204), body=b""))
+        try:
+            give_back(self._connection.request("PUT", end, scope=self._scope, good=(201, 204), body=b""))
+        except NotFoundError:
+            # the answer to an earlier try may have been lost: then the upload is over, and the blob is there
+            if not self.has_blob(digest):
+                raise
 
     def put_manifest(self, reference: str, body: bytes, media_type: str) -> str:
         """Upload a manifest under a tag or its digest. Returns its digest.
