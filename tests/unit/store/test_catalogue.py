@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -136,6 +137,17 @@ def test_another_connection_s_changes_are_seen(path: str, catalogue: Catalogue) 
     with pytest.raises(ImageNotFoundError):
         other.get("one:v1")
     other.close()
+
+
+def test_nobody_who_reads_waits_for_a_commit(path: str, catalogue: Catalogue) -> None:
+    one = image(path, "one:v1", 1)
+    catalogue.publish(one)
+    with catalogue.transaction() as database, ThreadPoolExecutor(1) as reader:
+        database.execute("DELETE FROM images")
+        assert reader.submit(catalogue.get, "one:v1").result(10) == one
+        assert reader.submit(catalogue.list).result(10) == (one,)
+        assert reader.submit(catalogue.layer, one.layers[0].digest).result(10) == one.layers[0]
+    assert catalogue.list() == ()
 
 
 def test_of_many_publishing_one_name_one_wins(path: str) -> None:

@@ -93,24 +93,29 @@ class Catalogue:
     def __init__(self, path: str, layers_dir: str | None = None) -> None:
         self._layers_dir = layers_dir or os.path.join(os.path.dirname(os.path.abspath(path)), "layers")
         self._path = path
-        self._lock = threading.RLock()
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
         self._cache: dict[str, ImageRecord] = {}
         self._cache_version = -1
-        self._database = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self._database = _connect(path)
+        # of its own: the event loop reads, and must not wait until a thread's commit is on the disk
+        self._reader = _connect(path)
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.execute("PRAGMA foreign_keys = ON")
             self._migrate()
+            self._reader.execute("PRAGMA query_only = ON")
         except sqlite3.DatabaseError as error:
-            self._database.close()
+            self.close()
             raise InternalError(f"cannot open the catalogue {path}: {error}", path=path) from error
         except BaseException:
-            self._database.close()
+            self.close()
             raise
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._reading:
+            self._reader.close()
             self._database.close()
 
     def publish(self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None) -> None:
@@ -145,36 +150,33 @@ class Catalogue:
     def get(self, ref: str) -> ImageRecord:
         """:raises ImageNotFoundError: no image of that name.
         :raises InvalidArgumentError: not a name with a tag."""
-        with self._lock:
+        with self._reading:
             self._refresh()
             found = self._cache.get(ref)
-            if found is None:
-                parse_ref(ref)
-                found = self._load(ref)
-                self._cache[ref] = found
+            if found is not None:
+                return found
+            parse_ref(ref)
+            with self._moment():
+                found = self._cache[ref] = self._load(ref)
             return found
 
     def exists(self, ref: str) -> bool:
-        with self._lock:
-            return self._database.execute("SELECT 1 FROM images WHERE ref = ?", (ref,)).fetchone() is not None
+        return bool(self.rows("SELECT 1 FROM images WHERE ref = ?", (ref,)))
 
     def list(self) -> tuple[ImageRecord, ...]:
         """All images by name."""
-        with self._lock:
-            refs = [ref for (ref,) in self._database.execute("SELECT ref FROM images ORDER BY ref")]
-            return tuple(self.get(ref) for ref in refs)
+        with self._moment():
+            return tuple(self.get(ref) for (ref,) in self.rows("SELECT ref FROM images ORDER BY ref"))
 
     def layer(self, digest: str) -> LayerRecord:
         """:raises ImageNotFoundError: no image has such a layer."""
-        with self._lock:
-            row = self._database.execute("SELECT * FROM layers WHERE digest = ?", (digest,)).fetchone()
-        if row is None:
+        rows = self.rows("SELECT * FROM layers WHERE digest = ?", (digest,))
+        if not rows:
             raise ImageNotFoundError(f"cannot find layer {digest}: no image has it", digest=digest)
-        return self._record(row)
+        return self._record(*rows[0])
 
     def layer_digests(self) -> frozenset[str]:
-        with self._lock:
-            return frozenset(digest for (digest,) in self._database.execute("SELECT digest FROM layers"))
+        return frozenset(digest for (digest,) in self.rows("SELECT digest FROM layers"))
 
     def remove(self, ref: str, check: Callable[[tuple[str, ...]], None] | None = None) -> tuple[str, ...]:
         """Forget an image. Returns the digests of layers that no image has any more.
@@ -198,18 +200,19 @@ class Catalogue:
         return orphans
 
     def _load(self, ref: str) -> ImageRecord:
-        row = self._database.execute("SELECT kind, config, created_at, parent FROM images WHERE ref = ?", (ref,))
-        if (image := row.fetchone()) is None:
+        images = self.rows("SELECT kind, config, created_at, parent FROM images WHERE ref = ?", (ref,))
+        if not images:
             raise _not_found(ref)
-        kind, config, created_at, parent = image
-        layers = self._database.execute(
+        kind, config, created_at, parent = images[0]
+        layers = self.rows(
             "SELECT layers.* FROM image_layers JOIN layers USING (digest) WHERE ref = ? ORDER BY position", (ref,)
         )
-        records = tuple(self._record(layer) for layer in layers)
+        records = tuple(self._record(*layer) for layer in layers)
         return ImageRecord(ref, kind, records, msgspec.json.decode(config, type=ImageConfig), created_at, parent)
 
-    def _record(self, row: tuple[str, int, int, int, str]) -> LayerRecord:
-        digest, metadata_bytes, data_bytes, files, metadata_digest = row
+    def _record(
+        self, digest: str, metadata_bytes: int, data_bytes: int, files: int, metadata_digest: str
+    ) -> LayerRecord:
         directory = layer_directory(self._layers_dir, digest)
         return LayerRecord(
             digest,
@@ -222,16 +225,29 @@ class Catalogue:
         )
 
     def _refresh(self) -> None:
-        """Drop what is in memory when another connection has written; our own writes drop it themselves."""
-        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        """Drop what is in memory when another connection has written, such as our own that does."""
+        ((version,),) = self.rows("PRAGMA data_version")
         if version != self._cache_version:
             self._cache.clear()
             self._cache_version = version
 
     def rows(self, query: str, arguments: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """For the tables of rooms beside this one."""
-        with self._lock:
-            return self._database.execute(query, arguments).fetchall()
+        """Of what is committed; for the tables of rooms beside this one too."""
+        with self._reading:
+            return self._reader.execute(query, arguments).fetchall()
+
+    @contextmanager
+    def _moment(self) -> Iterator[None]:
+        """Several reads of one state."""
+        with self._reading:
+            if self._reader.in_transaction:
+                yield
+                return
+            self._reader.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._reader.execute("ROLLBACK")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -239,7 +255,7 @@ class Catalogue:
 
         :raises CapacityError: the disk is full.
         """
-        with self._lock:
+        with self._writing:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield self._database
@@ -252,8 +268,6 @@ class Catalogue:
             except BaseException:
                 self._roll_back()
                 raise
-            finally:
-                self._cache.clear()
 
     def _roll_back(self) -> None:
         if self._database.in_transaction:
@@ -275,6 +289,10 @@ class Catalogue:
                 for statement in MIGRATIONS[step].split(";"):
                     database.execute(statement)
             database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def layer_directory(layers_dir: str, digest: str) -> str:
