@@ -103,6 +103,12 @@ def test_a_busy_registry_is_asked_again_and_not_for_ever(lying: Lying, status: i
         client(lying).manifest("v1")
 
 
+def test_a_registry_that_wants_no_time_that_can_be_read_is_asked_again(lying: Lying) -> None:
+    lying.once("/v2/a/manifests/v1", *(Answer(429, b"", {"Retry-After": after}) for after in ("\xb2", "soon")))
+    lying.has("/v2/a/manifests/v1", MANIFEST)
+    assert client(lying).manifest("v1").body == MANIFEST
+
+
 def test_a_registry_that_wants_an_hour_is_not_waited_for(lying: Lying) -> None:
     lying.once("/v2/a/manifests/v1", Answer(429, b"", {"Retry-After": "3600"}))
     with pytest.raises(UnavailableError, match="3600 s"):

@@ -8,6 +8,7 @@ the registry carries no credentials. Whoever waits is woken at least once a seco
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class Connection:
             why = f"{method} {_plain(path)} was answered with {response.status}"
             wanted = response.headers.get("Retry-After", "")
             give_back(response)
-            self.try_again(tries, why, float(wanted) if wanted.isdigit() and len(wanted) < 6 else 0.0)
+            self.try_again(tries, why, float(wanted) if re.fullmatch("[0-9]{1,5}", wanted) else 0.0)
 
     def document(self, response: Response, most: int) -> bytes:
         """An answer's body, of which no more than `most` bytes are read.
