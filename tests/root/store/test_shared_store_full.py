@@ -65,3 +65,22 @@ async def test_a_node_that_is_full(tmp_path: Path) -> None:
             filler.unlink()
             found = (await reader.resolve("app:1")).layers[0]
             assert len(await read_chunks(reader, found)) == MIB
+
+
+async def test_where_nothing_has_room_images_can_be_removed(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with small(tmp_path / "small", 4 * MIB) as state, node(state / "a", objects) as (local, _):
+        for name in ("one:1", "two:1"):
+            put_image(local, name, noise(ord(name[0]), MIB // 2))
+        for name in ("one:1", "two:1"):
+            fill(state / f"filler-{name}")
+            with pytest.raises(CapacityError), local.catalogue.transaction() as database:
+                database.execute("INSERT INTO pins SELECT ref, 0 FROM images")
+            local.remove(name, lambda _: False)
+        assert local.catalogue.list() == ()
+
+
+def fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

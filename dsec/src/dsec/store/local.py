@@ -3,6 +3,7 @@
     STATE/catalogue.db
     STATE/layers/<64 hex digits>/{metadata.erofs, data.erofs, layer.json}
     STATE/building/<random>/          a build under way; gone when it ends
+    STATE/catalogue.room              given back when the disk is full, so that images can be removed
     STATE/store.lock                  held shared by everyone who has the store open
 
 A layer appears by one rename of its whole directory, after its files are on the disk, and only then in the catalogue;
@@ -25,13 +26,14 @@ from typing import TypeVar
 import msgspec
 
 from dsec.linux.removal import remove_tree
-from libdsec.protocol.errors import ConflictError, ImageNotFoundError
+from libdsec.protocol.errors import CapacityError, ConflictError, ImageNotFoundError
 
 from .build import LayerBuild
 from .catalogue import Catalogue, Statement, layer_directory
 from .digest import LAYER_GENERATION
 from .durable import sync_directory
 from .records import DATA_NAME, METADATA_NAME, RECORD_NAME, RECORD_SCHEMA, ImageRecord, LayerFile, LayerRecord
+from .reserve import Reserve
 
 T = TypeVar("T")
 
@@ -54,6 +56,8 @@ class LocalStore:
         try:
             self.catalogue = Catalogue(os.path.join(self.state_dir, "catalogue.db"), self.layers_dir)
             self._collect_if_alone()
+            self._reserve = Reserve(os.path.join(self.state_dir, "catalogue.room"))
+            self._reserve.fill()
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -145,8 +149,14 @@ class LocalStore:
                 )
 
         with self._files:
-            orphans = self.catalogue.remove(ref, check)
+            try:
+                orphans = self.catalogue.remove(ref, check)
+            except CapacityError:
+                if not self._reserve.give_back():
+                    raise
+                orphans = self.catalogue.remove(ref, check)
             self._remove_unknown(orphans)
+            self._reserve.fill()
         return orphans
 
     def _add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
