@@ -132,6 +132,18 @@ async def test_a_fetch_that_is_given_up_leaves_readers_what_they_wait_for(tmp_pa
             assert await asyncio.wait_for(answer, 10) == 0
 
 
+async def test_a_reader_that_cannot_be_answered_costs_the_others_nothing(tmp_path: Path) -> None:
+    async with filling(tmp_path, Bounds(first_window=0, most_window=0)) as (made, store, read):
+
+        def refuse(_: int) -> None:
+            raise OSError(errno.EIO, "no answer")
+
+        made.read(7 * CHUNK, CHUNK, refuse)
+        answer = read(7)
+        store.allow()
+        assert await asyncio.wait_for(answer, 10) == 0
+
+
 async def test_nothing_is_asked_for_once_it_is_closed(tmp_path: Path) -> None:
     async with filling(tmp_path, Bounds(first_window=0, most_window=0, ahead=1)) as (made, store, read):
         made.trace.earlier = (3, 9, 30)

@@ -267,7 +267,11 @@ class Filling:
         reader.timer.cancel()
         self.counts.waited(time.monotonic() - reader.since)
         faults.point("loading.event.answering")
-        reader.answer(refusal)
+        try:
+            reader.answer(refusal)
+        except OSError as error:
+            # those that are answered after it must not wait for ever
+            _log.error("a reader was not answered", layer=self.cache.layer.digest, error=str(error))
 
 
 def _worst(failed: dict[int, Exception]) -> Exception:
