@@ -16,15 +16,13 @@ class Reserve:
 
     def fill(self) -> None:
         """Have it again, unless the disk is full: a node must start all the same."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(descriptor).st_blocks * 512 < BYTES:
-                os.posix_fallocate(descriptor, 0, BYTES)
+            with open(self._path, "ab", opener=_private) as file:
+                if os.fstat(file.fileno()).st_blocks * 512 < BYTES:
+                    os.posix_fallocate(file.fileno(), 0, BYTES)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-        finally:
-            os.close(descriptor)
 
     def give_back(self) -> bool:
         """False: there was nothing to give."""
@@ -34,3 +32,7 @@ class Reserve:
         except FileNotFoundError:
             return False
         return there
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
