@@ -103,6 +103,19 @@ def test_files_that_change_meanwhile_end_it(tree: Path) -> None:
         context.digest(taken)
 
 
+def test_a_file_that_becomes_shorter_while_it_is_packed(tree: Path) -> None:
+    class Cutting(io.BytesIO):
+        def write(self, data: object) -> int:
+            os.truncate(tree / "a.txt", 0)
+            return 0
+
+    context = Context(str(tree), Ignore())
+    (tree / "a.txt").write_bytes(b"a" * 100_000)
+    taken = take(context, ["a.txt"], None)
+    with pytest.raises(ConflictError, match="shorter"):
+        context.pack(taken, Cutting(), Owner(), context.digest(taken), root=False)
+
+
 def test_what_is_no_file_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "src" / "pipe")
     with pytest.raises(InvalidArgumentError, match="pipe"):

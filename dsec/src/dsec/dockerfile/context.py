@@ -180,7 +180,8 @@ class Context:
             member.size = os.fstat(descriptor).st_size
             _say(hasher, entry, member)
             if archive is not None:
-                archive.addfile(member, _Hashed(file, hasher, self._require_open))  # type: ignore[arg-type]  # reading is all it needs
+                hashed = _Hashed(entry.path, file, hasher, self._require_open)
+                archive.addfile(member, hashed)  # type: ignore[arg-type]  # reading is all it needs
                 return
             while piece := file.read(_PIECE):
                 self._require_open()
@@ -194,8 +195,9 @@ class Context:
 class _Hashed:
     """A file that is hashed as it is read."""
 
-    def __init__(self, file: IO[bytes], hasher: hashlib._Hash, go_on: Callable[[], None]) -> None:
+    def __init__(self, path: str, file: IO[bytes], hasher: hashlib._Hash, go_on: Callable[[], None]) -> None:
         """`go_on` raises when there is no sense in it any more."""
+        self._path = path
         self._file = file
         self._hasher = hasher
         self._go_on = go_on
@@ -203,6 +205,8 @@ class _Hashed:
     def read(self, size: int) -> bytes:
         self._go_on()
         piece = self._file.read(size)
+        if len(piece) < size:
+            raise ConflictError(f"cannot copy {self._path!r}: it became shorter while the image is built")
         self._hasher.update(piece)
         return piece
 
