@@ -4,9 +4,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from dsec.drivers.container.taken import Taken
 from dsec.store.mounts import LayerMounts
 from dsec.store.records import LayerRecord
 from libdsec.protocol.errors import ConflictError, ImageNotFoundError, IntegrityError
@@ -85,6 +87,28 @@ def test_a_hundred_at_once_mount_once() -> None:
         assert not machine.layers.in_use(DIGEST)
         await machine.layers.acquire(DIGEST)
         assert machine.mounted == 1
+
+    run(story)
+
+
+def test_the_layers_of_a_sandbox_are_in_use_before_the_first_is_mounted() -> None:
+    async def story(machine: Machine) -> None:
+        machine.gate.clear()
+        not_asked: Any = None
+        taken = Taken(machine.layers, not_asked, not_asked)
+        making = asyncio.create_task(taken.hold(("sha256:slow", DIGEST)))
+        await asyncio.sleep(0)
+        assert machine.layers.in_use(DIGEST)
+        assert not await machine.layers.forget(DIGEST)
+        machine.gate.set()
+        await making
+        await taken.give_back()
+        assert not machine.layers.in_use(DIGEST)
+        # one of them failed: what was only claimed is given back as well
+        with pytest.raises(IntegrityError):
+            await taken.hold(("sha256:broken", "sha256:never"))
+        await taken.give_back()
+        assert machine.layers.used() == ()
 
     run(story)
 

@@ -1,7 +1,8 @@
 """Layers held by the fork server: each mounted once, however many sandboxes have it.
 
-`acquire` counts up, `release` counts down. A layer that nobody uses stays held, up to a bound, since the next sandbox
-most likely wants it again; the one unused longest goes first. All calls are made on one event loop.
+`acquire` counts up (`claim`) and mounts (`mount`), `release` counts down. A layer that nobody uses stays held, up to a
+bound, since the next sandbox most likely wants it again; the one unused longest goes first. All calls are made on one
+event loop.
 """
 
 from __future__ import annotations
@@ -61,25 +62,35 @@ class LayerMounts:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     async def acquire(self, digest: str) -> None:
-        """Use a layer: when this returns, the fork server has it, its digest being the key. One mount at a time a
-        layer: those who come meanwhile wait for it.
+        """Use a layer: when this returns, the fork server has it, its digest being the key.
+
+        :raises DSecError: as `mount`; it is not used then.
+        """
+        self.claim(digest)
+        try:
+            await self.mount(digest)
+        except BaseException:
+            self._count_down(digest)
+            raise
+
+    def claim(self, digest: str) -> None:
+        """Count a use of what is still to be mounted: from now on, and until `release`, nobody removes the layer."""
+        self._users[digest] = self._users.get(digest, 0) + 1
+        self._idle.pop(digest, None)
+
+    async def mount(self, digest: str) -> None:
+        """Have the fork server hold a layer that was claimed. One mount at a time a layer: those who come meanwhile
+        wait for it.
 
         :raises ImageNotFoundError: no such layer.
         :raises IntegrityError: its files are not what its digest says, or the kernel takes them for no image.
         """
-        # counted before the first await, so that a removal that runs meanwhile sees it in use
-        self._users[digest] = self._users.get(digest, 0) + 1
-        self._idle.pop(digest, None)
         if digest in self._held and digest not in self._locks:
             return
-        try:
-            async with _Turn(self._locks, digest):
-                if digest not in self._held:
-                    await self._mount(digest)
-                    self._held.add(digest)
-        except BaseException:
-            self._count_down(digest)
-            raise
+        async with _Turn(self._locks, digest):
+            if digest not in self._held:
+                await self._mount(digest)
+                self._held.add(digest)
 
     async def release(self, digest: str) -> None:
         """End one use. More releases than acquires are an error of the caller (`RuntimeError`)."""
@@ -102,8 +113,7 @@ class LayerMounts:
 
     def use(self, digest: str) -> None:
         """Count a use by a sandbox that was made before this process started."""
-        self._users[digest] = self._users.get(digest, 0) + 1
-        self._idle.pop(digest, None)
+        self.claim(digest)
         self._tell_adopted(digest)
 
     def lost(self, digests: Collection[str]) -> None:

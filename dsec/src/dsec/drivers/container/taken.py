@@ -22,7 +22,9 @@ _log = structlog.get_logger("dsec.container")
 class Layers(Protocol):
     """`dsec.store.mounts.LayerMounts`: mounts held by the fork server, counted."""
 
-    async def acquire(self, digest: str) -> None: ...
+    def claim(self, digest: str) -> None: ...
+
+    async def mount(self, digest: str) -> None: ...
 
     async def release(self, digest: str) -> None: ...
 
@@ -43,9 +45,12 @@ class Taken:
         self.upper: Upper | None = None
 
     async def hold(self, digests: Sequence[str]) -> None:
+        # all before the first is mounted: that may take minutes, in which the others must not be collected
         for digest in digests:
-            await self._layers.acquire(digest)
+            self._layers.claim(digest)
             self._held.append(digest)
+        for digest in digests:
+            await self._layers.mount(digest)
 
     def join_cgroup(self, limits: Limits) -> Cgroup:
         self.cgroup = self._cgroups.acquire(
