@@ -18,10 +18,11 @@ What must always hold:
 - No byte is readable before it was held against its digest. What neither `present.map` nor `present.whole` vouches for
   is not there, whatever the data file holds.
 - Group and mark exist before the mount, and until the last sandbox on it is gone, whichever process mounted it: what
-  an earlier one did is told at the start (`adopt`). The group's descriptor is also held
-  by the fork server: when this process dies, readers wait for the next one, which answers what this one had taken.
+  an earlier one did is told at the start (`adopt`). The group's descriptor is also held by the fork server: when this
+  process dies, readers wait for the next one, which answers what this one had taken.
 - Nothing here reads or writes a marked file but through an event's own descriptor, which raises no events: it would
   wait for itself.
 - A chunk is asked for once at a time, however many wait for it; every wait has a deadline.
-- Data is evicted whole, and only when nobody has it mounted or keeps it (`LocalStore.keeping`): first what vouches for it goes, then its name, then itself.
+- Data is evicted whole, and only when nobody has it mounted or keeps it (`LocalStore.keeping`): first what vouches for
+  it goes, then its name, then itself.
 """
