@@ -235,3 +235,14 @@ def long_name(size: int) -> bytes:
 def test_a_tar_that_is_none_is_refused(content: bytes) -> None:
     with pytest.raises(WireError):
         rewritten(content, Owner(1, 1))
+
+
+def test_stars_in_a_row_are_one() -> None:
+    """Else these would take for ever."""
+    deep = compiled("**/" * 40 + "x", deep=True)
+    assert deep.fullmatch("x")
+    assert deep.fullmatch("a/b/x")
+    assert not deep.fullmatch("a/" * 200 + "y")
+    flat = compiled("*" * 40 + "x", deep=False)
+    assert flat.fullmatch("ax")
+    assert not flat.fullmatch("a" * 250)

@@ -31,11 +31,12 @@ def compiled(pattern: str, *, deep: bool) -> re.Pattern[str]:
             at += 1
             if pattern[at : at + 1] == "/":
                 at += 1
-                found += "(?:.*/)?"
+                # two say no more than one, and could share out a path in many ways
+                found += "(?:.*/)?" * (not found.endswith("(?:.*/)?"))
             else:
                 found += ".*"
         elif character == "*":
-            found += "[^/]*"
+            found += "[^/]*" * (not found.endswith("[^/]*"))
         elif character == "?":
             found += "[^/]"
         elif character == "[":
