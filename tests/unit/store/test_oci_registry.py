@@ -204,6 +204,23 @@ def test_drops_of_bytes_are_too_slow(lying: Lying, monkeypatch: pytest.MonkeyPat
         read(client(lying).blob(digest(blob), len(blob)))
 
 
+def test_drops_of_what_was_there_before_are_too_slow(lying: Lying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a registry that knows no ranges, and begins again."""
+    blob = noise(300_000)
+    path = f"/v2/a/blobs/{digest(blob)}"
+    lying.once(path, Answer(200, blob, cut=100_000), Answer(200, blob, cut=100_000))
+
+    def slow_from_the_second_on(asked: Asked) -> None:
+        if len(lying.asked) == 2:
+            monkeypatch.setattr(registry_module, "WINDOW_S", 0.0)
+            monkeypatch.setattr(registry_module, "MIN_WINDOW_BYTES", len(blob))
+
+    lying.rules.insert(0, slow_from_the_second_on)
+    with pytest.raises(UnavailableError, match="too slow"):
+        read(client(lying).blob(digest(blob), len(blob)))
+    assert len(lying.asked) == 2
+
+
 def test_drops_of_a_document_are_too_slow(lying: Lying) -> None:
     now = Patience(tries=1, document_s=0.0)
     lying.has("/v2/a/manifests/v1", MANIFEST)

@@ -228,7 +228,9 @@ class _Blob:
     def _skip(self, response: Response, count: int) -> None:
         try:
             while count:
+                begun = time.monotonic()
                 part = response.read1(min(count, 256 * 1024))
+                self._timed(time.monotonic() - begun, len(part))
                 if not part:
                     return  # shorter than before: the next read finds the end too early
                 count -= len(part)
