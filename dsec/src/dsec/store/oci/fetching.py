@@ -58,7 +58,7 @@ class Part:
     """Made, but not taken before those below are there."""
     state: State = "wanted"
     bound: bool = False
-    """It is what it is because of what lies below."""
+    """What it is depends on what lies below."""
     fresh: bool = False
     """Made by this pull, or by another one at the same time."""
 

@@ -29,7 +29,7 @@ class Made:
     record: LayerRecord | None
     """None: it is empty."""
     bound: bool
-    """It is what it is because of what lies below."""
+    """What it is depends on what lies below."""
 
 
 class Flights:

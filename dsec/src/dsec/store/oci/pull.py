@@ -122,7 +122,7 @@ class _Layer(NamedTuple):
     record: LayerRecord
     parts: Sequence[Part]
     bound: bool
-    """It is what it is because of what lies below."""
+    """What it is depends on what lies below."""
 
     @property
     def fresh(self) -> bool:
