@@ -229,6 +229,33 @@ async def test_a_sandbox_that_comes_in_the_middle_waits_and_has_its_image(
         await node.mounts.release(layer)
 
 
+async def test_a_sandbox_that_comes_between_two_images_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path) as node:
+        for number in (1, 2):
+            await node.publish(f"i:{number}", number)
+            await node.use(f"i:{number}")
+        node.later()
+        layer = node.local.catalogue.get("i:1").layers[0].digest
+        has = node.shared.has
+        came: list[str] = []
+
+        async def come(image: ImageRecord) -> bool:
+            if image.ref == "i:2":
+                assert node.names() == ["i:2"]
+                await node.use("i:1")
+                await node.mounts.acquire(layer)
+                came.append(image.ref)
+            return await has(image)
+
+        monkeypatch.setattr(node.shared, "has", come)
+        await node.images.collect(0, False)
+        assert came == ["i:2"]
+        assert node.names() == ["i:1"]
+        await node.mounts.release(layer)
+
+
 async def test_beyond_the_limit_the_node_collects_by_itself(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         for number in range(4):

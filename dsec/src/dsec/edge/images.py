@@ -181,11 +181,11 @@ class StoreImages:
         self._shared = shared
         self._limit_bytes = limit_bytes
         self.uses = Uses(store.catalogue, now)
-        self._collector = Collector(store, mounts, self.uses, shared, now)
+        self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
+        self._collector = Collector(store, mounts, self.uses, shared, now, self._composed.clear)
         self._data = ImageData(store, mounts, self.uses, loader or WholeLayers(), limit_bytes=cache_limit_bytes)
         self._puller = Puller(store)
         self._packs = asyncio.Semaphore(AT_ONCE)
-        self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
 
     async def compose(self, spec: SandboxSpec) -> Composed:
         while True:
@@ -299,10 +299,7 @@ class StoreImages:
         return self.inspect(ref)
 
     async def collect(self, keep_bytes: int, dry_run: bool) -> ImageGcAnswer:
-        try:
-            return await self._collector.run(keep_bytes, dry_run=dry_run)
-        finally:
-            self._composed.clear()
+        return await self._collector.run(keep_bytes, dry_run=dry_run)
 
     async def tend(self) -> None:
         self._collector.note_running()

@@ -83,12 +83,15 @@ class Collector:
         uses: Uses,
         shared: SharedStore | None,
         now: Callable[[], float],
+        gone: Callable[[], None],
     ) -> None:
+        """`gone` is called when an image is, before anybody else chooses layers."""
         self._store = store
         self._mounts = mounts
         self._uses = uses
         self._shared = shared
         self._now = now
+        self._gone = gone
         self._turn = asyncio.Lock()
         self._going: frozenset[str] = frozenset()
 
@@ -170,6 +173,7 @@ class Collector:
             return False
         finally:
             self._going = frozenset()
+            self._gone()
         for digest in orphans:
             # an idle mount would keep the removed files' space on the disk
             await self._mounts.forget(digest)
