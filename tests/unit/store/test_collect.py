@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from published import noise, open_impatient, put_image, quiet
 
 from dsec.edge.images import StoreImages
+from dsec.store.catalogue import Catalogue
 from dsec.store.collect import Plan, plan
+from dsec.store.compose import Composition, compose
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
 from dsec.store.records import ImageRecord, LayerRecord
@@ -254,6 +257,30 @@ async def test_a_sandbox_that_comes_between_two_images_has_its_own(
         assert came == ["i:2"]
         assert node.names() == ["i:1"]
         await node.mounts.release(layer)
+
+
+async def test_an_image_that_is_removed_while_it_is_composed_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path) as node:
+        await node.publish("a:1", 1)
+        tool = put_image(node.local, "other:1", noise(2, MIB))
+        node.local.publish_image(msgspec.structs.replace(tool, ref="tool:1", kind="toolkit"))
+        composed: list[str] = []
+
+        def remove_meanwhile(catalogue: Catalogue, spec: SandboxSpec) -> Composition:
+            found = compose(catalogue, spec)
+            if not composed:
+                asyncio.run_coroutine_threadsafe(node.images.remove("a:1"), loop).result(10)
+            composed.append(spec.image)
+            return found
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr("dsec.edge.images.compose", remove_meanwhile)
+        found = await node.images.compose(SandboxSpec(image="a:1", toolkits=("tool:1",)))
+        assert composed == ["a:1", "a:1"]
+        for digest in found.layers:
+            assert node.local.catalogue.layer(digest).digest == digest
 
 
 async def test_beyond_the_limit_the_node_collects_by_itself(tmp_path: Path) -> None:

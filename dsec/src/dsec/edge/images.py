@@ -51,6 +51,8 @@ MAX_COMPOSED = 1024
 
 Tick = Callable[[], None]
 
+_Key = tuple[str, str | None, tuple[str, ...]]
+
 _log = structlog.get_logger("dsec.edge")
 
 
@@ -181,30 +183,35 @@ class StoreImages:
         self._shared = shared
         self._limit_bytes = limit_bytes
         self.uses = Uses(store.catalogue, now)
-        self._composed: dict[tuple[str, str | None, tuple[str, ...]], Composed] = {}
-        self._collector = Collector(store, mounts, self.uses, shared, now, self._composed.clear)
+        self._composed: dict[_Key, Composed] = {}
+        """A published image never changes, so this stays true until one is removed: then another begins, and whoever
+        had the old one before a wait composes anew."""
+        self._collector = Collector(store, mounts, self.uses, shared, now, self._forget_composed)
         self._data = ImageData(store, mounts, self.uses, loader or WholeLayers(), limit_bytes=cache_limit_bytes)
         self._puller = Puller(store)
         self._packs = asyncio.Semaphore(AT_ONCE)
 
     async def compose(self, spec: SandboxSpec) -> Composed:
         while True:
-            found = await self._compose(spec)
-            if await self._collector.chosen(found.layers):
+            known = self._composed
+            found = await self._compose(spec, known)
+            # neither gone since it was found, nor about to go
+            if known is self._composed and await self._collector.chosen(found.layers):
                 return found
-            self._composed.clear()
 
-    async def _compose(self, spec: SandboxSpec) -> Composed:
-        # a published image never changes, so an answer stays true until an image is removed
+    async def _compose(self, spec: SandboxSpec, known: dict[_Key, Composed]) -> Composed:
         key = (spec.image, spec.workspace, spec.toolkits)
-        found = self._composed.get(key)
+        found = known.get(key)
         if found is None:
             composition = await self._composition(spec)
             found = Composed(tuple(layer.digest for layer in composition.layers), composition.config)
-            if len(self._composed) >= MAX_COMPOSED:
-                self._composed.clear()
-            self._composed[key] = found
+            if len(known) >= MAX_COMPOSED:
+                known.clear()
+            known[key] = found
         return found
+
+    def _forget_composed(self) -> None:
+        self._composed = {}
 
     async def _composition(self, spec: SandboxSpec) -> Composition:
         await self.bring((spec.image, *([spec.workspace] if spec.workspace else ()), *spec.toolkits))
@@ -259,7 +266,7 @@ class StoreImages:
         try:
             orphans = await asyncio.to_thread(self._store.remove, ref, self._mounts.in_use)
         finally:
-            self._composed.clear()
+            self._forget_composed()
         for digest in orphans:
             # an idle mount would keep the removed files' space on the disk
             await self._mounts.forget(digest)
