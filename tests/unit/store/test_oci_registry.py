@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 from collections.abc import Iterator
@@ -121,6 +122,29 @@ def test_nobody_there(lying: Lying) -> None:
         place = RegistryPlace(f"127.0.0.1:{closed.getsockname()[1]}", "a", "v1", "")
         with pytest.raises(UnavailableError, match="refused"):
             Registry(place, plain_http=True, patience=PATIENCE).manifest("v1")
+
+
+def test_a_proxy_gets_the_user_that_its_url_has_and_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def refuse() -> None:
+            with proxy.accept()[0] as asking:
+                came.append(asking.recv(4096))
+                asking.sendall(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", f"http://me:s%40cret@127.0.0.1:{proxy.getsockname()[1]}")
+        registry = Registry(RegistryPlace("registry.invalid", "a", "v1", ""), patience=Patience(tries=1))
+        with pytest.raises(UnavailableError) as told:
+            registry.manifest("v1")
+        registry.close()
+        thread.join(10)
+    assert f"proxy-authorization: Basic {base64.b64encode(b'me:s@cret').decode()}".lower() in came[0].decode().lower()
+    assert "cret" not in str(told.value)
 
 
 def test_somebody_who_says_nothing(lying: Lying) -> None:

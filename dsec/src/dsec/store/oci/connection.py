@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -250,7 +250,7 @@ class Connection:
         proxy = "" if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme, "")
         pool = self._pools.get(proxy)
         if pool is None:
-            pool = urllib3.ProxyManager(proxy) if proxy else urllib3.PoolManager()
+            pool = _by_proxy(proxy) if proxy else urllib3.PoolManager()
             self._pools[proxy] = pool
         return pool
 
@@ -283,6 +283,15 @@ class Connection:
         while (left := end - time.monotonic()) > 0:
             self.pulse()
             time.sleep(min(left, _PULSE_S))
+
+
+def _by_proxy(proxy: str) -> urllib3.ProxyManager:
+    """With the user and the password that its URL may have."""
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return urllib3.ProxyManager(proxy)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=login))
 
 
 def give_back(response: Response) -> None:
