@@ -37,7 +37,7 @@ async def captured(upper: Upper, standstill: Standstill, check: Callable[[], Non
         faults.point("driver.snapshot.made")
         yield Captured(copy, None, check)
     finally:
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, upper))
+        await _gone(upper)
 
 
 async def _snapshot(upper: Upper) -> str:
@@ -48,10 +48,14 @@ async def _snapshot(upper: Upper) -> str:
         # the thread cannot be stopped, and what it makes must be gone before the upper may go
         with contextlib.suppress(KernelError):
             await making
-        _remove(upper)
+        await _gone(upper)
         raise
     except KernelError as error:
         raise CapacityError(f"cannot snapshot what a sandbox has written: {error}", errno=error.errno or 0) from error
+
+
+async def _gone(upper: Upper) -> None:
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, upper))
 
 
 def _remove(upper: Upper) -> None:
