@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dsec.drivers.base import Captured
 from dsec.store import disk_full
-from dsec.store import disk_full
 from dsec.store.local import LocalStore
 from dsec.store.pack.order import Packing, Upper
 from libdsec.protocol.environment import BuildProgress
