@@ -246,3 +246,26 @@ def test_stars_in_a_row_are_one() -> None:
     flat = compiled("*" * 40 + "x", deep=False)
     assert flat.fullmatch("ax")
     assert not flat.fullmatch("a" * 250)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching"),
+    [
+        ("[a-c]", "abc"),
+        ("[a-]", "a-"),
+        ("[-a]", "-a"),
+        ("[+--]", "+,-"),
+        (r"[a\-c]", "a-c"),
+        ("[^a-b]", "c-+,&"),
+        ("[&&a]", "&a"),
+    ],
+)
+def test_classes(pattern: str, matching: str) -> None:
+    found = compiled(pattern, deep=False)
+    assert [each for each in "abc-+,&" if found.fullmatch(each)] == sorted(matching, key="abc-+,&".index)
+
+
+@pytest.mark.parametrize("pattern", ["[", "[]", "[a", "[a-", "[\\", "[a-\\", "[c-a]", "[?--]"])
+def test_classes_that_are_none(pattern: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        compiled(pattern, deep=False)

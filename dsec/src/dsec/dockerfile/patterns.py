@@ -61,15 +61,20 @@ def _character_class(pattern: str, at: int) -> tuple[str, int]:
     at += negated
     inside = ""
     while at < len(pattern) and pattern[at] != "]":
-        if pattern[at] == "\\":
-            at += 1
-            if at == len(pattern):
-                break
-        inside += "-" if pattern[at] == "-" else re.escape(pattern[at])
-        at += 1
+        first, at = _class_member(pattern, at)
+        inside += re.escape(first)
+        if pattern[at : at + 1] == "-" and pattern[at + 1 : at + 2] != "]":
+            last, at = _class_member(pattern, at + 1)
+            inside += f"-{re.escape(last)}"
     if at >= len(pattern) or not inside:
         raise _wrong(pattern, "its [ is not closed, or has nothing in it")
     return f"(?!/)[{'^' * negated}{inside}]", at + 1
+
+
+def _class_member(pattern: str, at: int) -> tuple[str, int]:
+    """One character, and where it is passed; nothing at the end."""
+    at += pattern[at : at + 1] == "\\"
+    return pattern[at : at + 1], at + 1
 
 
 def _wrong(pattern: str, why: str) -> InvalidArgumentError:
