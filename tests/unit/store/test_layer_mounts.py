@@ -281,6 +281,38 @@ def test_what_a_lost_fork_server_held_is_mounted_by_the_next_use() -> None:
     run(story)
 
 
+def test_a_removal_that_is_given_up_ends_no_mount_that_comes_after_it() -> None:
+    async def story(machine: Machine) -> None:
+        told, may = threading.Event(), threading.Event()
+        events: list[str] = []
+
+        def unmounted(digest: str) -> None:
+            told.set()
+            may.wait(10)
+            events.append("ended")
+
+        def mount(layer: LayerRecord) -> int:
+            events.append("mounted")
+            return machine.mount(layer)
+
+        layers = LayerMounts(machine.hold, machine.drop, machine.locate, mount=mount, unmounted=unmounted)
+        await layers.acquire(DIGEST)
+        await layers.release(DIGEST)
+        forgetting = asyncio.create_task(layers.forget(DIGEST))
+        await asyncio.to_thread(told.wait, 10)
+        forgetting.cancel()
+        acquiring = asyncio.create_task(layers.acquire(DIGEST))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        may.set()
+        await acquiring
+        with pytest.raises(asyncio.CancelledError):
+            await forgetting
+        assert events == ["mounted", "ended", "mounted"]
+
+    run(story)
+
+
 def test_the_end_of_mounts_is_told_once_nobody_has_them() -> None:
     async def story(machine: Machine) -> None:
         for _ in range(2):

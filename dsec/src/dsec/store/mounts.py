@@ -17,6 +17,7 @@ from dsec.linux.mounts import mount_erofs
 from libdsec.protocol.errors import ConflictError, IntegrityError
 
 from .records import LayerRecord
+from .threads import in_thread
 from .verify import check_for_mount
 
 Hold = Callable[[str, int], Awaitable[None]]
@@ -161,7 +162,8 @@ class LayerMounts:
     async def _end(self, digest: str) -> None:
         """Within the layer's turn, so that nobody mounts it meanwhile."""
         if self._unmounted is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._unmounted, digest)
+            # also after a cancel: told late, it would end the next mount
+            await in_thread(self._threads, self._unmounted, digest)
 
     def _count_down(self, digest: str) -> None:
         self._users[digest] -= 1

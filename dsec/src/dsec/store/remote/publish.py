@@ -11,6 +11,7 @@ import asyncio
 from dsec.store.history import entries
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord
+from dsec.store.threads import in_thread
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError
 from libdsec.protocol.images import ImagePublished
 
@@ -28,7 +29,6 @@ from .objects import Objects
 from .sending import LayerPublication, Progress, Sent, complete_table
 from .table import MAX_TABLE_BYTES
 from .taking import taking
-from .threads import in_thread
 
 
 async def publish_image(

@@ -9,12 +9,12 @@ import secrets
 from contextlib import ExitStack, suppress
 
 from dsec.store.records import LayerRecord, is_remote
+from dsec.store.threads import in_thread
 from dsec.store.verify import check_whole
 from libdsec.protocol.errors import CapacityError, IntegrityError, UnavailableError
 
 from .beside import not_whole
 from .manifest import layer_path
-from .threads import in_thread
 
 _PIECE = 32 * 1024 * 1024
 

@@ -13,6 +13,7 @@ from dsec.store import disk_full
 from dsec.store.durable import write_durably
 from dsec.store.local import LocalStore, Taken
 from dsec.store.records import METADATA_NAME, ImageRecord, LayerRecord
+from dsec.store.threads import in_thread
 from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError, IntegrityError
 
 from .beside import write_beside
@@ -23,7 +24,6 @@ from .objects import Objects
 from .superblock import check_superblock
 from .table import MAX_METADATA_BYTES, MAX_TABLE_BYTES, LayerTable, decode_table
 from .taking import taking
-from .threads import in_thread
 
 AT_ONCE = 4
 """Layers of an image that are fetched at once."""

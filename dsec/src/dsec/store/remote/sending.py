@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from dsec.store.digest import chunk_digest
 from dsec.store.records import LayerFile, LayerRecord, is_remote
+from dsec.store.threads import in_thread
 from dsec.store.verify import read_layer_file
 from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import IntegrityError, InvalidArgumentError
@@ -38,7 +39,6 @@ from .table import (
     encode_table,
     join_places,
 )
-from .threads import in_thread
 
 Progress = Callable[[BuildProgress], None]
 

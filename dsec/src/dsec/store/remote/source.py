@@ -7,12 +7,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from dsec.store.loading.base import Deliver, FetchCost
+from dsec.store.threads import in_thread
 from libdsec.protocol.errors import DSecError, IntegrityError, InvalidArgumentError
 
 from .chunks import decode_chunk
 from .objects import Objects
 from .table import ZEROS, LayerTable, Place
-from .threads import in_thread
 
 REQUEST_BYTES = 4 * 1024 * 1024
 """Of one request, at most (more only for one chunk that is larger)."""

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dsec.store.local import LocalStore, Taken
-
-from .threads import in_thread
+from dsec.store.threads import in_thread
 
 
 @asynccontextmanager
