@@ -87,7 +87,12 @@ class Worker:
                 raise self._ended() from None
 
     def _ended(self) -> UnavailableError:
-        status = self._process.wait(END_S)
+        try:
+            status = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return UnavailableError(
+                f"cannot convert an image: the process for it says no more, and lives after {END_S:g} s"
+            )
         how = f"ended by signal {-status}" if status < 0 else f"ended with {status}"
         return UnavailableError(f"cannot convert an image: the process for it {how}; the server's log may say why")
 
