@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -294,6 +295,32 @@ def test_what_is_damaged_on_the_disk_is_found_and_fetched_anew(rig: Rig) -> None
         loader.verify(layer.record)
         with rig.mounted(loader, layer.record) as root:
             assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
+
+
+def test_what_is_found_damaged_before_the_layer_is_whole_is_not_vouched_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = rig.layer(files=6)
+    finishing: list[Callable[[], None]] = []
+    with rig.loader() as loader, rig.mounted(loader, layer.record) as root:
+        with monkeypatch.context() as patch:
+            patch.setattr(loader._opened, "_in_background", finishing.append)
+            for path in layer.hashes:
+                assert read_hash(root / path) == layer.hashes[path]
+            opened = loader._opened.get(layer.record.digest)
+            assert opened is not None
+            for chunk in opened.cache.present.absent():
+                opened.cache.put(chunk, layer.data[chunk * layer.chunk_size : (chunk + 1) * layer.chunk_size])
+            os.pwrite(opened.cache.writer, b"damage", 0)
+            with pytest.raises(IntegrityError):
+                loader.verify(layer.record)
+        finishing.append(lambda: loader._opened._finish(opened))
+        for finish in finishing:
+            finish()
+        assert not is_whole(layer.record)
+        loader.fetch_all([layer.record], lambda _: None)
+        assert is_whole(layer.record)
+        loader.verify(layer.record)
 
 
 def test_a_fetch_ends_when_its_caller_wants_no_more(rig: Rig) -> None:

@@ -60,7 +60,7 @@ class Filling:
         spawn: Callable[[Work], asyncio.Task[None]],
         on_complete: Callable[[], None],
     ) -> None:
-        """`on_complete` is called once, when the last chunk has come."""
+        """`on_complete` is called when the last chunk has come, and perhaps again."""
         self.cache, self.counts = cache, counts
         self._bounds, self._start, self._on_complete = bounds, spawn, on_complete
         self._loop = asyncio.get_running_loop()
@@ -68,7 +68,6 @@ class Filling:
         self._read_ahead = ReadAhead(bounds.first_window, bounds.most_window)
         self.trace = Trace(cache.layer.directory, cache.chunks.count, self._loop.time())
         self._waiting: dict[int, list[_Reader]] = {}
-        self._completed = False
         self._log_after = 0.0
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -234,8 +233,7 @@ class Filling:
             reader.missing.discard(chunk)
             if not reader.missing:
                 self._finish(reader, 0)
-        if self.cache.complete and not self._completed:
-            self._completed = True
+        if self.cache.complete:
             self._on_complete()
 
     def _late(self, reader: _Reader) -> None:

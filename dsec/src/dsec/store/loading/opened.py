@@ -179,7 +179,8 @@ class OpenedLayers:
         if lock is not None:
             lock.acquire()
         try:
-            if opened.closed or opened.whole.done():
+            # a check may have found damage since the last chunk came
+            if opened.closed or opened.whole.done() or not opened.cache.complete:
                 return
             opened.cache.finish()
             if self.events is not None:
