@@ -77,7 +77,8 @@ async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
         while not cgroup.try_freeze():
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    f"cannot pause {cgroup.name}: a process of it could not be stopped in {deadline_s:g} s",
+                    f"cannot pause {cgroup.name}: a process of it could not be stopped in {deadline_s:g} s; it may "
+                    "wait for a disk, or for data of a shared store that does not answer",
                     stage="freeze",
                     timeout_s=deadline_s,
                 )
