@@ -62,6 +62,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, b
         write_data(directory / f"more{seed}", seed, 10)
     node = StoreNode(directory)
     node.store = str(directory / "store")
+    (directory / "store").mkdir()
     node.start()
     try:
         asyncio.run(_publish(node, root, directory))

@@ -25,6 +25,8 @@ class StoreNode(NodeProcess):
         directory.mkdir()
         super().__init__(directory)
         self.store, self.id_base = store, id_base
+        if store.startswith("/"):
+            Path(store).mkdir(exist_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ class StoreNode(NodeProcess):
     def __init__(self, directory: Path, store: Path, id_base: int) -> None:
         directory.mkdir()
         super().__init__(directory)
+        store.mkdir(exist_ok=True)
         self._settings = {"DSEC_STORE": str(store), "DSEC_ID_BASE": str(id_base), "DSEC_ID_RANGES": "100"}
 
     @property

@@ -56,6 +56,8 @@ def node(state: Path, objects: Objects, *, raw: bool = False) -> Iterator[tuple[
 
 
 def open_impatient(url: str) -> Objects:
+    if url.startswith("/"):
+        os.makedirs(url, exist_ok=True)
     return open_store(url, IMPATIENT)
 
 

@@ -315,3 +315,9 @@ async def test_a_full_disk_while_resolving(
 
     monkeypatch.setattr(f"dsec.store.remote.resolve.{step}", full)
     await resolve_fails(tmp_path, shared_dir, CapacityError, "no room")
+
+
+def test_a_directory_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="mount the share"):
+        open_store(str(tmp_path / "share" / "dsec"))
+    assert not (tmp_path / "share").exists()

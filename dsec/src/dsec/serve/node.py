@@ -172,7 +172,7 @@ def open_shared(config: NodeConfig, store: LocalStore) -> SharedStore | None:
     """The shared store that the node's settings name. It is not asked for anything yet.
 
     :raises InvalidArgumentError: not the URL of a store.
-    :raises UnavailableError: its directory cannot be made.
+    :raises UnavailableError: its directory is not there.
     """
     return None if config.store is None else SharedStore(open_store(config.store), store, raw=config.store_raw)
 

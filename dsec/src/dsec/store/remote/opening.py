@@ -26,7 +26,7 @@ def open_store(url: str, patience: Patience | None = None) -> Objects:
     (`AWS_…`, `GOOGLE_…`, `AZURE_…`). Nothing is asked of the store yet.
 
     :raises InvalidArgumentError: no such kind of store, or its settings are wrong.
-    :raises UnavailableError: the directory cannot be made.
+    :raises UnavailableError: there is no such directory.
     """
     parts = urlsplit(url)
     shown = _without_secrets(parts)
@@ -54,10 +54,12 @@ def _directory(path: str, patience: Patience | None) -> Objects:
     path = os.path.normpath(path)
     if not os.path.isabs(path):
         raise InvalidArgumentError(f"cannot open the shared store {path!r}: the path must be absolute", field="store")
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UnavailableError(f"cannot open the shared store {path}: {error.strerror}", store=path) from None
+    if not os.path.isdir(path):
+        # making it would publish into the local disk what belongs on a share that is not mounted
+        raise UnavailableError(
+            f"cannot open the shared store {path}: there is no such directory; mount the share it lies on, or make it",
+            store=path,
+        )
     return Objects(LocalStore(path), path, directory=path, patience=patience)
 
 
