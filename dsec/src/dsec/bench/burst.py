@@ -15,6 +15,7 @@ worst layer).
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import time
@@ -99,7 +100,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
 
 async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -> tuple[int, list[Workspace]]:
     """By a node of its own. The bytes of the base's contents, and the workspaces."""
-    store.mkdir(parents=True, exist_ok=True)
+    os.makedirs(store, exist_ok=True)
     program = ("dsec", "serve") if not chunk_kib else ("dsec.bench.chunked", "--chunk-kib", str(chunk_kib))
     publisher = OwnNode(field.ground.directory, f"-publisher{chunk_kib}", program, {"DSEC_STORE": str(store)})
     async with publisher.running() as client:
