@@ -16,6 +16,7 @@ demo: image  ## the main job: all HumanEval tasks as rollouts, each in a sandbox
 	dsec rollout run humaneval --agent oracle --report reports/demo
 
 test: setup  ## all tests
+	@scripts/setup tests
 	cargo test --locked -q -p aether
 	pytest --durations=15
 
