@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
@@ -16,6 +17,7 @@ from stocked import stock
 
 from dsec.edge.images import StoreImages
 from dsec.store.loading.cache import is_whole
+from dsec.store.loading.filling import Filling
 from dsec.store.loading.loader import Loader
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
@@ -88,6 +90,22 @@ async def test_a_push_that_is_given_up_while_it_fetches(tmp_path: Path) -> None:
             push_image(local, request, stop, images._data.have_whole)
         assert "layout" not in os.listdir(tmp_path)
         await images.push(request, lambda _: None)
+
+
+async def test_a_fetch_that_is_closed_before_it_can_say_that_all_has_come_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = Filling.fill
+
+    async def slow_to_say(self: Filling) -> None:
+        await fill(self)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Filling, "fill", slow_to_say)
+    async with reader(tmp_path) as (local, images):
+        await images.bring(("a:1",))
+        await images.fetch("a:1", lambda _: None)
+        assert all(map(is_whole, local.catalogue.get("a:1").layers))
 
 
 async def test_an_export_fetches(tmp_path: Path) -> None:

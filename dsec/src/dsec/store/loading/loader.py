@@ -283,9 +283,7 @@ class Loader:
         try:
             _await(filling, lambda: progress(opened.cache.present_bytes))
         except CancelledError:
-            raise UnavailableError(
-                f"cannot fetch layer {layer.digest}: it was let go of meanwhile", digest=layer.digest
-            ) from None
+            pass  # it was closed: because all of it has come, or let go of; `whole` says which
         finally:
             filling.cancel()
         late = time.monotonic() + FINISH_S
