@@ -1,13 +1,15 @@
-"""Reading a request's arguments: unknown fields and wrong types are refused by name."""
+"""Reading a request's arguments, of which unknown fields and wrong types are refused by name; telling of progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from dsec.bus import Request
+from dsec.bus import Caller, Request
 from libdsec.protocol.calls import METHODS, Empty
+from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import InvalidArgumentError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -35,3 +37,12 @@ def read_any(request: Request) -> Any:
         return _DECODERS[request.method].decode(request.args)
     except msgspec.DecodeError as error:
         raise InvalidArgumentError(f"cannot read the arguments of {request.method}: {error}") from None
+
+
+def progress_to(caller: Caller) -> Callable[[BuildProgress], None]:
+    """Tells the caller of each step of something long, as an EVENT."""
+
+    def progress(step: BuildProgress) -> None:
+        caller.event(encode(step))
+
+    return progress

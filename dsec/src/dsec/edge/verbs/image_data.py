@@ -8,10 +8,10 @@ import msgspec
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import answer_by_task
-from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
+from libdsec.protocol.environment import parse_ref
 from libdsec.protocol.images import ImageFetchRequest, ImageStatsRequest
 
-from .arguments import encode, read
+from .arguments import progress_to, read
 from .pages import fill_page
 
 if TYPE_CHECKING:
@@ -31,14 +31,7 @@ def fetch(edge: Edge, request: Request, caller: Caller) -> Answerer:
     ref = read(request, ImageFetchRequest).ref
     parse_ref(ref)
     edge.require_open("fetch an image")
-    return answer_by_task(edge, _fetch(edge, ref, caller), caller, "image.fetch")
-
-
-async def _fetch(edge: Edge, ref: str, caller: Caller) -> ImageInfo:
-    def progress(step: BuildProgress) -> None:
-        caller.event(encode(step))
-
-    return await edge.images.fetch(ref, progress)
+    return answer_by_task(edge, edge.images.fetch(ref, progress_to(caller)), caller, "image.fetch")
 
 
 def stats(edge: Edge, request: Request, caller: Caller) -> Answerer:

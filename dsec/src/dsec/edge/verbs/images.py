@@ -10,15 +10,13 @@ from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import ANSWERED, answer_by_task
 from libdsec.protocol.calls import Empty
 from libdsec.protocol.environment import (
-    BuildProgress,
     ImageBuildRequest,
-    ImageInfo,
     ImageListRequest,
     ImageNameRequest,
     parse_ref,
 )
 
-from .arguments import encode, read
+from .arguments import encode, progress_to, read
 from .pages import fill_page
 
 if TYPE_CHECKING:
@@ -36,14 +34,7 @@ def build(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, ImageBuildRequest)
     parse_ref(asked.ref)
     edge.require_open("build an image")
-    return answer_by_task(edge, _build(edge, asked, caller), caller, "image.build")
-
-
-async def _build(edge: Edge, asked: ImageBuildRequest, caller: Caller) -> ImageInfo:
-    def progress(step: BuildProgress) -> None:
-        caller.event(encode(step))
-
-    return await edge.images.build(asked, progress)
+    return answer_by_task(edge, edge.images.build(asked, progress_to(caller)), caller, "image.build")
 
 
 def list_images(edge: Edge, request: Request, caller: Caller) -> Answerer:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import answer_by_task
-from libdsec.protocol.environment import BuildProgress, ImageInfo
 from libdsec.protocol.images import ImagePullRequest
 
-from .arguments import encode, read
+from .arguments import progress_to, read
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -18,11 +17,4 @@ if TYPE_CHECKING:
 def pull(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, ImagePullRequest)
     edge.require_open("pull an image")
-    return answer_by_task(edge, _pull(edge, asked, caller), caller, "image.pull")
-
-
-async def _pull(edge: Edge, asked: ImagePullRequest, caller: Caller) -> ImageInfo:
-    def progress(step: BuildProgress) -> None:
-        caller.event(encode(step))
-
-    return await edge.images.pull(asked, progress)
+    return answer_by_task(edge, edge.images.pull(asked, progress_to(caller)), caller, "image.pull")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import answer_by_task
-from libdsec.protocol.environment import BuildProgress, parse_ref
-from libdsec.protocol.images import ImagePushed, ImagePushRequest
+from libdsec.protocol.environment import parse_ref
+from libdsec.protocol.images import ImagePushRequest
 
-from .arguments import encode, read
+from .arguments import progress_to, read
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -19,11 +19,4 @@ def push(edge: Edge, request: Request, caller: Caller) -> Answerer:
     asked = read(request, ImagePushRequest)
     parse_ref(asked.ref)
     edge.require_open("push an image")
-    return answer_by_task(edge, _push(edge, asked, caller), caller, "image.push")
-
-
-async def _push(edge: Edge, asked: ImagePushRequest, caller: Caller) -> ImagePushed:
-    def progress(step: BuildProgress) -> None:
-        caller.event(encode(step))
-
-    return await edge.images.push(asked, progress)
+    return answer_by_task(edge, edge.images.push(asked, progress_to(caller)), caller, "image.push")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from dsec.bus import Answerer, Caller, Request
 from dsec.edge.tasks import answer_by_task
-from libdsec.protocol.environment import BuildProgress, parse_ref
+from libdsec.protocol.environment import parse_ref
 from libdsec.protocol.errors import InvalidArgumentError
-from libdsec.protocol.images import ImageGcRequest, ImagePinRequest, ImagePublished, ImagePublishRequest
+from libdsec.protocol.images import ImageGcRequest, ImagePinRequest, ImagePublishRequest
 
-from .arguments import encode, read
+from .arguments import progress_to, read
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
@@ -20,14 +20,7 @@ def publish(edge: Edge, request: Request, caller: Caller) -> Answerer:
     ref = read(request, ImagePublishRequest).ref
     parse_ref(ref)
     edge.require_open("publish an image")
-    return answer_by_task(edge, _publish(edge, ref, caller), caller, "image.publish")
-
-
-async def _publish(edge: Edge, ref: str, caller: Caller) -> ImagePublished:
-    def progress(step: BuildProgress) -> None:
-        caller.event(encode(step))
-
-    return await edge.images.publish(ref, progress)
+    return answer_by_task(edge, edge.images.publish(ref, progress_to(caller)), caller, "image.publish")
 
 
 def pin(edge: Edge, request: Request, caller: Caller) -> Answerer:
