@@ -34,8 +34,6 @@ from .tree import MAX_ENTRIES, Node, Xattrs, is_opaque, is_whiteout, make_opaque
 _ANYTHING: Final = Node(stat.S_IFDIR)
 """Stands for a directory below of which nothing is known."""
 
-_TICK_EVERY: Final = 4096
-
 
 def nothing() -> None:
     """The tick of somebody who cannot be interrupted."""
@@ -157,23 +155,10 @@ def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> tuple[Nod
     image = Image(_metadata(layer), data_at=start)
     if image.data_blocks * BLOCK_SIZE != layer.data_bytes:
         raise _broken(layer, f"its metadata is of {image.data_blocks} blocks of data, not of {layer.data_bytes} bytes")
-    directories: dict[bytes, dict[bytes, Node]] = {}
-    root: Node | None = None
-    number = 0
-    for number, (path, node, _) in enumerate(image.walk()):
-        if number % _TICK_EVERY == 0:
-            tick()
-        node.nlink = 0
-        if root is None:
-            root = node
-        else:
-            directory, _, name = path.rpartition(b"/")
-            directories[directory][name] = node
-        if node.children is not None:
-            directories[path] = node.children
-    if root is None or root.children is None:
+    root, names = image.tree(tick)
+    if root.children is None:
         raise _broken(layer, "its root is no directory")
-    return root, number
+    return root, names
 
 
 def _metadata(layer: LayerRecord) -> mmap.mmap:

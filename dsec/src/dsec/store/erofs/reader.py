@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ from dsec.store.tree import (
 from libdsec.protocol.errors import IntegrityError
 
 _PREFIXES = {number: prefix for prefix, number in disk.XATTR_PREFIXES}
+_TICK_EVERY = 4096
+"""Names."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,26 @@ class Image:
         """
         with _damage_is_typed():
             yield from self._walk()
+
+    def tree(self, tick: Callable[[], None] = lambda: None) -> tuple[Node, int]:
+        """The root, with the children of every directory in their places and every `nlink` 0, and how many names lie
+        below it. `tick` is called now and then, and what it raises ends the reading."""
+        directories: dict[bytes, dict[bytes, Node]] = {}
+        root: Node | None = None
+        number = 0
+        for number, (path, node, _) in enumerate(self.walk()):
+            if number % _TICK_EVERY == 0:
+                tick()
+            node.nlink = 0
+            if root is None:
+                root = node
+            else:
+                directory, _, name = path.rpartition(b"/")
+                directories[directory][name] = node
+            if node.children is not None:
+                directories[path] = node.children
+        assert root is not None  # it is the first of every walk
+        return root, number
 
     def _walk(self) -> Generator[tuple[bytes, Node, int], None, None]:
         nodes: dict[int, tuple[Node, int]] = {}

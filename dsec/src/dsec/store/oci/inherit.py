@@ -46,7 +46,7 @@ def inherit(build: LayerBuild, below: Sequence[str], *, complete: bool) -> Layer
     if not build.implied or not (complete or any(map(stack.shows, build.implied))):
         return build
     tree = Tree()
-    tree.root = _read(build)
+    tree.root, _ = Image(_mapped(build.metadata_path)).tree()  # names are not counted
     implied = [path for path in build.implied if stack.shows(path) and not _hides(tree.root, path)]
     gone = set() if not complete else _drop(tree.root, stack, build.implied)
     implied = [path for path in implied if path not in gone]
@@ -229,23 +229,6 @@ def _find(root: Node, path: bytes) -> Node | None:
     for name in path.split(b"/") if path else ():
         node = None if node is None or node.children is None else node.children.get(name)
     return node
-
-
-def _read(build: LayerBuild) -> Node:
-    """The layer's tree; names are not counted."""
-    directories: dict[bytes, dict[bytes, Node]] = {}
-    root: Node | None = None
-    for path, node, _ in Image(_mapped(build.metadata_path)).walk():
-        node.nlink = 0
-        if root is None:
-            root = node
-        else:
-            parent, _, name = path.rpartition(b"/")
-            directories[parent][name] = node
-        if node.children is not None:
-            directories[path] = node.children
-    assert root is not None
-    return root
 
 
 def _count_names(root: Node) -> None:
