@@ -356,12 +356,14 @@ class CommandLog:
         self._resting.pop(scope.id, None)
         self._resting[scope.id] = scope
         while len(self._resting) > MAX_RESTING:
-            oldest = self._resting.pop(next(iter(self._resting)))
-            if not oldest.open and not oldest.followers:
-                try:
-                    self._drop(oldest)
-                except DSecError:  # the disk is full: it stays in memory
-                    return
+            oldest = self._resting[next(iter(self._resting))]
+            if oldest.open or oldest.followers:
+                del self._resting[oldest.id]
+                continue
+            try:
+                self._drop(oldest)
+            except DSecError:  # the disk is full: it is the next one's turn to try
+                return
 
     def _drop(self, scope: Scope) -> None:
         """Whoever asks for it again asks the database, which must have what was written ahead until it rested.
