@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from dsec.cli.serve import serve as command
 from dsec.config import NodeConfig, find_aether, load
 from dsec.serve import main as serve
 from dsec.serve.lock import RunLock, prefix_held
@@ -91,3 +93,10 @@ def test_a_copied_state_directory_is_no_second_edge_of_the_same_name() -> None:
         prefix_held("abcdefgh").__enter__()
     with prefix_held("abcdefgh"):
         pass
+
+
+def test_the_help_of_the_server_names_every_variable() -> None:
+    options = {"STATE_DIR", "RUN_DIR", "LOG_FILE"}
+    names = {name.upper() for name in NodeConfig.__struct_fields__} - options
+    said = set(re.findall(r"DSEC_(\w+)", command.__doc__ or ""))
+    assert sorted(names - said) == []
