@@ -22,7 +22,7 @@ from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.images import ChangeCount, PackedDiff
 from libdsec.protocol.lifecycle import Operation, State
 
-from .blocking import CanceledError, Progress
+from .blocking import CanceledError, Progress, telling
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -127,12 +127,13 @@ async def read_upper(
     """
     loop = asyncio.get_running_loop()
     read: asyncio.Future[None] = loop.create_future()
+    tell = telling(progress)
     canceled = False
 
     def step(news: BuildProgress) -> None:
         if canceled:
             raise CanceledError
-        loop.call_soon_threadsafe(progress, news)
+        tell(news)
 
     def end_reading() -> None:
         if not read.done():
