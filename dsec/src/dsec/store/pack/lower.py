@@ -43,7 +43,7 @@ class Lower:
 
         :raises IntegrityError: an image is damaged.
         """
-        if not path:
+        if not path or not self._root.layers:
             return self._root.node()
         parent, _, name = path.rpartition(b"/")
         directory = self._directory(parent)
@@ -77,14 +77,14 @@ class _Directory:
     """One directory of all layers that have it, the highest first."""
 
     def __init__(self, layers: list[tuple[Image, int]]) -> None:
-        self._layers = layers
+        self.layers = layers
         self._names: list[dict[bytes, int]] | None = None
 
     def node(self) -> Node | None:
-        return self._layers[0][0].node(self._layers[0][1]) if self._layers else None
+        return self.layers[0][0].node(self.layers[0][1]) if self.layers else None
 
     def find(self, name: bytes) -> Node | None:
-        for (image, _), names in zip(self._layers, self._listed(), strict=True):
+        for (image, _), names in zip(self.layers, self._listed(), strict=True):
             if (nid := names.get(name)) is not None:
                 node = image.node(nid)
                 return None if is_whiteout(node) else node
@@ -92,7 +92,7 @@ class _Directory:
 
     def below(self, name: bytes) -> _Directory | None:
         found: list[tuple[Image, int]] = []
-        for (image, _), names in zip(self._layers, self._listed(), strict=True):
+        for (image, _), names in zip(self.layers, self._listed(), strict=True):
             if (nid := names.get(name)) is None:
                 continue
             node = image.node(nid)
@@ -110,7 +110,7 @@ class _Directory:
     def _listed(self) -> list[dict[bytes, int]]:
         if self._names is None:
             self._names = [
-                {name: nid for name, nid in image.list(nid) if name not in (b".", b"..")} for image, nid in self._layers
+                {name: nid for name, nid in image.list(nid) if name not in (b".", b"..")} for image, nid in self.layers
             ]
         return self._names
 

@@ -83,7 +83,7 @@ class Place:
 
 
 class Matcher:
-    """Rules that were checked."""
+    """Rules that were checked. Several threads may use it: what they make at once is equal."""
 
     def __init__(self, rules: Sequence[ScrubRule]) -> None:
         self.rules = tuple(rules)
@@ -138,6 +138,12 @@ class Matcher:
             else:
                 plain.setdefault(part, set()).add(following)
         return _Set(frozenset(stay), {name: frozenset(more | stay) for name, more in plain.items()}, globs, last)
+
+
+@functools.lru_cache(maxsize=4)
+def matcher_of(rules: tuple[ScrubRule, ...]) -> Matcher:
+    """With the sets that earlier packs by the same rules have made."""
+    return Matcher(rules)
 
 
 class _Set:

@@ -22,7 +22,7 @@ from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.images import PackedDiff
 
 from .lower import Lower
-from .matching import Matcher, check_rules
+from .matching import check_rules, matcher_of
 from .order import Packing, Upper
 from .parts import Parts, parent_of, parts_of
 from .record import earlier, recorded
@@ -88,7 +88,7 @@ class _Reading:
             upper.path,
             packing.id_base,
             lower=lower,
-            matcher=Matcher((*(RULES if asked.scrub else ()), *asked.rules)),
+            matcher=matcher_of((*(RULES if asked.scrub else ()), *asked.rules)),
             check=upper.check,
             on_name=self._on_name,
         )

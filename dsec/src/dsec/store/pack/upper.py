@@ -120,12 +120,15 @@ class _Walk:
 
     def run(self, path: str) -> Iterator[SourceItem]:
         for item in DirectorySource(path, leave_out=self.leaves_out).entries():
-            if isinstance(item, Entry) and item.node.children is not None:
-                self._enter(item)
-            yield from self._told_left()
-            if isinstance(item, Entry) and item.node.children is not None:
+            entered = item if isinstance(item, Entry) and item.node.children is not None else None
+            if entered is not None:
+                self._enter(entered)
+            if self._left:
+                yield from self._told_left()
+            if entered is not None:
                 continue
-            yield from self._told(self._current[-1])
+            if not self._current[-1].told:
+                yield from self._told(self._current[-1])
             yield self._plain(item)
         while self._current:
             self._left.append(self._current.pop())
