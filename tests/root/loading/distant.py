@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.store.build import build_layer
+from dsec.store.digest import LAYER_GENERATION
 from dsec.store.loading.base import Deliver, FetchCost
 from dsec.store.records import DATA_NAME, METADATA_NAME, RECORD_NAME, RECORD_SCHEMA, LayerFile, LayerRecord
 from dsec.store.sources import DirectorySource
@@ -59,7 +60,7 @@ def make_distant(directory: Path, *, seed: int = 1, files: int = 60, most: int =
     os.unlink(built.data_path)
     file = LayerFile(
         RECORD_SCHEMA,
-        1,
+        LAYER_GENERATION,
         built.layer_digest,
         built.metadata_digest,
         built.metadata_size,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsec.store.digest import chunk_digest, layer_digest
+from dsec.store.digest import LAYER_GENERATION, chunk_digest, layer_digest
 from dsec.store.erofs.metadata import build_metadata
 from dsec.store.local import LocalStore
 from dsec.store.records import DATA_NAME, METADATA_NAME, ImageRecord, LayerFile, LayerRecord
@@ -40,7 +40,7 @@ def put_image(local: LocalStore, ref: str, *datas: bytes, at: float = 1.0) -> Im
             Path(files[METADATA_NAME]).write_bytes(metadata)
             own = hashlib.sha256(metadata).digest()
             digest = layer_digest(own, digests)
-            file = LayerFile(1, 1, digest, own, len(metadata), len(data), CHUNK, b"".join(digests), 1)
+            file = LayerFile(1, LAYER_GENERATION, digest, own, len(metadata), len(data), CHUNK, b"".join(digests), 1)
             layers.append(taken.add(file, files))
         return local.publish_image(ImageRecord(ref, "base", tuple(layers), ImageConfig({"A": "1"}), at))
 

@@ -13,7 +13,7 @@ import pytest
 from layer_trees import noise
 
 from dsec.store.build import build_layer
-from dsec.store.digest import STORE_CHUNK_SIZE, layer_digest
+from dsec.store.digest import LAYER_GENERATION, STORE_CHUNK_SIZE, layer_digest
 from dsec.store.erofs.chunks import ChunkWriter
 from dsec.store.sources import BytesContent, Entry, MemorySource, SourceItem
 from dsec.store.tree import Node
@@ -50,7 +50,7 @@ def test_the_digest_covers_everything_it_should() -> None:
         layer_digest(b"n" * 32, [b"c" * 32]),
         layer_digest(b"m" * 32, [b"d" * 32]),
         layer_digest(b"m" * 32, [b"c" * 32] * 2),
-        layer_digest(b"m" * 32, [b"c" * 32], generation=2),
+        layer_digest(b"m" * 32, [b"c" * 32], generation=LAYER_GENERATION + 1),
         layer_digest(b"m" * 32, [b"c" * 32], chunk_size=4096),
     }
     assert len(others | {base}) == 6

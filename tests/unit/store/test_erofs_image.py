@@ -155,6 +155,19 @@ def test_small_files_share_chunks(build: Build) -> None:
     assert built.data_size <= blocks * 4096 + 2 * built.chunk_size
 
 
+def test_a_small_file_goes_over_into_the_next_chunk_rather_than_leave_much_empty(build: Build) -> None:
+    eighth = 256 * 1024 // 8
+    wanted = {"0": (4, 0), "1": (3, 4), "2": (2, 8), "3": (5, 10), "4": (6, 16), "5": (4, 22), "6": (1, 7)}
+    built = build(
+        Entry(name.encode(), Node(REG), BytesContent(noise(size * eighth, size))) for name, (size, _) in wanted.items()
+    )
+    image = Image(Path(built.metadata_path).read_bytes())
+    runs = {path.decode(): node.runs for path, node, _ in image.walk() if path}
+    blocks = eighth // 4096
+    assert runs == {name: ((0, start * blocks, size * blocks),) for name, (size, start) in wanted.items()}
+    assert built.data_size == 26 * eighth
+
+
 def test_a_damaged_image_is_told(build: Build) -> None:
     built = build(items([Member(b"a", REG, content=b"a")]))
     image = bytearray(Path(built.metadata_path).read_bytes())

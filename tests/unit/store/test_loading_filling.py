@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dsec.store.digest import chunk_digest, layer_digest
+from dsec.store.digest import LAYER_GENERATION, chunk_digest, layer_digest
 from dsec.store.loading.base import Deliver, FetchCost
 from dsec.store.loading.bounds import Bounds
 from dsec.store.loading.cache import DataCache
@@ -57,7 +57,7 @@ def make_layer(home: Path, data: bytes) -> LayerRecord:
     metadata = hashlib.sha256(b"metadata").digest()
     digests = [chunk_digest(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
     digest = layer_digest(metadata, digests, chunk_size=CHUNK)
-    file = LayerFile(RECORD_SCHEMA, 1, digest, metadata, 8, len(data), CHUNK, b"".join(digests), 1)
+    file = LayerFile(RECORD_SCHEMA, LAYER_GENERATION, digest, metadata, 8, len(data), CHUNK, b"".join(digests), 1)
     (home / "layer.json").write_bytes(msgspec.json.encode(file))
     return LayerRecord(digest, str(home / "metadata.erofs"), str(home / "data.erofs"), 8, len(data), 1, metadata.hex())
 

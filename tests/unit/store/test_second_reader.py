@@ -9,6 +9,7 @@ import struct
 import sys
 from pathlib import Path
 
+from blake3 import blake3
 from published import CHUNK, data_of, node, noise, open_impatient, put_image, quiet
 
 if sys.version_info >= (3, 14):
@@ -30,14 +31,14 @@ class Reader:
         assert hashlib.sha256(table[:-32]).digest() == table[-32:]
         assert table[:16] == b"dsec layer table"
         generation, layer_generation, chunk_size, chunks, packs, zero = struct.unpack_from("<6I", table, 16)
-        assert (generation, layer_generation, zero) == (1, 1, 0)
+        assert (generation, layer_generation, zero) == (1, 2, 0)
         metadata_bytes, data_bytes, _ = struct.unpack_from("<3Q", table, 40)
         metadata_digest = table[64:96]
         assert table[96:128] == bytes(32)
         digests_at = 128 + 40 * packs
         places_at = digests_at + 32 * chunks
         assert len(table) == places_at + 16 * chunks + 32
-        header = struct.pack("<16sI32sQQ", b"dsec layer", 1, metadata_digest, chunk_size, chunks)
+        header = struct.pack("<16sI32sQQ", b"dsec layer", 2, metadata_digest, chunk_size, chunks)
         assert hashlib.sha256(header + table[digests_at:places_at]).hexdigest() == named.removeprefix("sha256:")
         metadata = zstd.decompress((directory / "metadata.zst").read_bytes())
         assert (len(metadata), hashlib.sha256(metadata).digest()) == (metadata_bytes, metadata_digest)
@@ -46,7 +47,7 @@ class Reader:
             length = min(chunk_size, data_bytes - chunk * chunk_size)
             content = self.chunk(table, places_at + 16 * chunk, length)
             digest = table[digests_at + 32 * chunk : digests_at + 32 * chunk + 32]
-            assert hashlib.sha256(content).digest() == digest
+            assert blake3(content).digest() == digest
             data += content
         return metadata, data
 
@@ -83,5 +84,5 @@ async def test_it_reads_what_we_write(tmp_path: Path) -> None:
             facts = json.loads(read(f"{layer.directory}/layer.json"))
             joined = base64.b64decode(facts["chunk_digests"])
             pieces = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-            assert joined == b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+            assert joined == b"".join(blake3(piece).digest() for piece in pieces)
             assert base64.b64decode(facts["metadata_digest"]) == hashlib.sha256(metadata).digest()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsec.store.digest import chunk_digest, layer_digest
+from dsec.store.digest import LAYER_GENERATION, chunk_digest, layer_digest
 from dsec.store.records import LayerFile
 from dsec.store.remote.table import (
     PACK_BYTES,
@@ -48,7 +48,7 @@ def a_table(chunks: list[int], last: int, packs: int = 2) -> LayerTable:
     known = tuple(Pack(hashlib.sha256(bytes([number])).digest(), end or 1) for number, end in enumerate(ends))
     data_bytes = max(0, len(chunks) - 1) * CHUNK + (last if chunks else 0)
     digest = layer_digest(METADATA, digests, chunk_size=CHUNK)
-    file = LayerFile(1, 1, digest, METADATA, 4096, data_bytes, CHUNK, b"".join(digests), 7)
+    file = LayerFile(1, LAYER_GENERATION, digest, METADATA, 4096, data_bytes, CHUNK, b"".join(digests), 7)
     return LayerTable(file, known[: len(chunks)], join_places(places) if len(known[: len(chunks)]) == packs else b"")
 
 
@@ -74,7 +74,7 @@ def test_what_is_written_is_read(chunks: list[int], last: int) -> None:
 
 def test_a_layer_without_data() -> None:
     digest = layer_digest(METADATA, [], chunk_size=CHUNK)
-    table = LayerTable(LayerFile(1, 1, digest, METADATA, 4096, 0, CHUNK, b"", 0), (), b"")
+    table = LayerTable(LayerFile(1, LAYER_GENERATION, digest, METADATA, 4096, 0, CHUNK, b"", 0), (), b"")
     assert decode_table(encode_table(table), digest) == table
 
 
@@ -162,11 +162,12 @@ def test_the_table_of_another_layer() -> None:
         decode_table(encode_table(other), DIGEST)
 
 
-def test_a_newer_generation_says_so() -> None:
+def test_another_generation_says_so() -> None:
     changed = bytearray(ENCODED)
     struct.pack_into("<I", changed, 16, 2)
-    with pytest.raises(UnsupportedOperationError, match="newer DSec"):
+    with pytest.raises(UnsupportedOperationError, match="use the DSec that published it"):
         decode_table(resealed(bytes(changed)), DIGEST)
-    newer = replace(TABLE, file=msgspec.structs.replace(TABLE.file, generation=2))
-    with pytest.raises(UnsupportedOperationError):
-        decode_table(encode_table(newer), DIGEST)
+    for number in (LAYER_GENERATION - 1, LAYER_GENERATION + 1):
+        other = replace(TABLE, file=msgspec.structs.replace(TABLE.file, generation=number))
+        with pytest.raises(UnsupportedOperationError, match=f"generation {number} in a table"):
+            decode_table(encode_table(other), DIGEST)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+
+from blake3 import blake3
 
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.protocol.errors import DSecError
@@ -52,7 +53,7 @@ class _Change:
 
     def _read(self) -> float:
         begin = time.perf_counter()
-        digest = hashlib.sha256()
+        digest = blake3()
         for path in sorted(self.directory.iterdir()):
             digest.update(path.read_bytes())
         return (time.perf_counter() - begin) * 1000

@@ -1,8 +1,9 @@
 """Building a layer: a source in, a metadata image, a data file and their digests out.
 
-Two threads: the caller's reads the source and packs chunks, another hashes and writes them. What is being built has
-names ending in `.partial`; the data file gets its name first and the metadata image last, both after fsync, so a
-metadata image under its own name always has its data beside it. After an error nothing of the build is left.
+Two threads: the caller's reads the source and packs chunks, another hashes and writes them; at the end both do that.
+What is being built has names ending in `.partial`; the data file gets its name first and the metadata image last, both
+after fsync, so a metadata image under its own name always has its data beside it. After an error nothing of the build
+is left.
 
 Memory: 9 MiB of buffers whatever the input, and 0.9 KB for each name in the tree.
 """
@@ -22,7 +23,7 @@ from dsec.store.digest import STORE_CHUNK_SIZE, layer_digest
 from dsec.store.erofs.chunks import ChunkWriter
 from dsec.store.erofs.data import DataFile
 from dsec.store.erofs.format import BLOCK_SIZE
-from dsec.store.erofs.metadata import build_metadata
+from dsec.store.erofs.metadata import seal, unsealed_metadata
 from dsec.store.rules import IdMap, Rules
 from dsec.store.sources.base import Entry, HardLink, Opaque, Source
 from dsec.store.tree import Tree
@@ -45,7 +46,7 @@ class LayerBuild:
     """Raw SHA-256 of the metadata image."""
     chunk_size: int
     chunk_digests: tuple[bytes, ...]
-    """Raw SHA-256 of each chunk of the data file; the last chunk may be short."""
+    """Raw BLAKE3 of each chunk of the data file; the last chunk may be short."""
     layer_digest: str
     inodes: int
     files: int
@@ -94,8 +95,9 @@ def build_layer(
             data = DataFile(writer, progress)
             _read(source, tree, data, rules)
             data_size = data.finish()
+            image, inodes = unsealed_metadata(tree, data_size // BLOCK_SIZE)
             digests = writer.finish(data_size)
-            image, inodes = build_metadata(tree, data_size // BLOCK_SIZE, b"".join(digests))
+            seal(image, b"".join(digests))
             _write_all(metadata_fd, image)
             metadata_digest = hashlib.sha256(image).digest()
             os.fsync(metadata_fd)

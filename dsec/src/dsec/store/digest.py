@@ -1,7 +1,8 @@
 """Digests of chunks and of layers.
 
-SHA-256 for both, by measurement: on a processor with the SHA extensions hashlib's `sha256` takes 256 KiB at
-1,420 MB/s, `blake2b` at 740, `sha512` at 510, `blake2s` at 310 (`sha1`, which is broken, at 1,130).
+BLAKE3 for chunks, which are all the bytes of a layer, by measurement: here it takes 256 KiB at 5,190 MB/s, `sha256` at
+1,280 with the processor's own instructions for it, `blake2b` at 740, `sha512` at 510. SHA-256 for everything else,
+which is small and what other programs know.
 
 A layer's digest names everything a sandbox can read from it: it covers the metadata image whole and the data file
 chunk by chunk, so that a node can check any one chunk without having the others.
@@ -13,10 +14,12 @@ import hashlib
 import struct
 from collections.abc import Iterable
 
+from blake3 import blake3
+
 STORE_CHUNK_SIZE = 256 * 1024
 """Bytes of a data file that are hashed, fetched and shared as one; a multiple of the block size."""
 
-LAYER_GENERATION = 1
+LAYER_GENERATION = 2
 """Number of the layer format. Raised when the same tree would give other bytes or other digests."""
 
 DIGEST_SIZE = 32
@@ -26,11 +29,11 @@ _HEADER = struct.Struct("<16sI32sQQ")
 
 
 def chunk_digest(chunk: bytes | bytearray | memoryview, zeros: int = 0) -> bytes:
-    """Raw SHA-256 of one chunk of a data file: the bytes of `chunk`, then `zeros` bytes of zero.
+    """Raw BLAKE3 of one chunk of a data file: the bytes of `chunk`, then `zeros` bytes of zero.
 
     The last chunk of a file is hashed at its own, shorter length.
     """
-    hasher = hashlib.sha256(chunk)
+    hasher = blake3(chunk)
     if zeros:
         hasher.update(bytes(zeros))
     return hasher.digest()

@@ -10,7 +10,7 @@ import msgspec
 
 from libdsec.protocol.errors import IntegrityError
 
-from .digest import DIGEST_SIZE, chunk_digest, layer_digest
+from .digest import DIGEST_SIZE, LAYER_GENERATION, chunk_digest, layer_digest
 from .records import RECORD_NAME, RECORD_SCHEMA, LayerFile, LayerRecord
 
 _READ = 1024 * 1024
@@ -58,7 +58,7 @@ def check_whole(layer: LayerRecord) -> None:
 def read_layer_file(layer: LayerRecord) -> LayerFile:
     """layer.json of a layer.
 
-    :raises IntegrityError: it is missing, damaged or of a newer version.
+    :raises IntegrityError: it is missing, damaged or of another version.
     """
     path = os.path.join(layer.directory, RECORD_NAME)
     try:
@@ -68,6 +68,12 @@ def read_layer_file(layer: LayerRecord) -> LayerFile:
         raise _broken(layer.digest, f"cannot read {path}: {error}") from error
     if record.schema != RECORD_SCHEMA:
         raise _broken(layer.digest, f"{path} is of schema {record.schema}, this DSec knows {RECORD_SCHEMA}")
+    if record.generation != LAYER_GENERATION:
+        raise _broken(
+            layer.digest,
+            f"it is of generation {record.generation}, this DSec knows {LAYER_GENERATION}: remove its images and make "
+            "them again",
+        )
     return record
 
 

@@ -1,12 +1,17 @@
-"""Hash and write the chunks of a data file on a thread of its own, so that reading goes on meanwhile.
+"""Hash and write the chunks of a data file in a second thread, so that reading goes on meanwhile.
 
 Buffers are taken from the writer, filled, and given back by submitting them; there are `MAX_BUFFERS` of them, which
-bounds both the memory of a build and how far reading may run ahead of writing. A buffer keeps what its last user left
-in it: new memory for each chunk costs more (page faults) than clearing the few bytes that matter.
+bounds both the memory of a build and how far reading may run ahead of writing. Whoever would have to wait, for a free
+buffer or for the end, hashes and writes as well; a third thread for it would spend more on waiting for the
+interpreter's lock than it gives.
+
+A buffer keeps what its last user left in it, the build before this one too: new memory for each chunk costs more (page
+faults) than clearing the few bytes that matter.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -20,23 +25,32 @@ from dsec.store.erofs.holes import ZERO_CHUNK
 MAX_OPEN: Final = 16
 """Buffers that the filling side may hold at a time, besides the one it fills."""
 MAX_BUFFERS: Final = MAX_OPEN + 18
-"""8.5 MiB in all; what is not held waits to be written."""
+"""8.5 MiB in all; what is not held is being written, or waits for that."""
+
+_spare: list[bytearray] = []
+"""Buffers for the next writer of this process, at most `MAX_BUFFERS`."""
+
+
+@functools.cache
+def _zero_digest() -> bytes:
+    return chunk_digest(ZERO_CHUNK)
 
 
 class ChunkWriter:
     """Chunks may come in any order; each is hashed whole and written up to its last used byte.
 
-    Use as a context manager: leaving it ends the thread, also after an error. An error of the thread (an `OSError`
-    of the target file system) is raised by the next `submit`, by `finish` or by `sync`.
+    Use as a context manager: leaving it ends the thread, also after an error. An error of the thread (an `OSError` of
+    the target file system) is raised by the next `submit`, by `finish` or by `sync`. One thread uses it.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._work: SimpleQueue[tuple[int, bytearray, int, int] | int | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[int, bytearray, int, int] | None] = SimpleQueue()
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._buffers = 0
         self._digests: dict[int, bytes] = {}
-        self._zero_digest = chunk_digest(ZERO_CHUNK)
+        self._size: int | None = None
+        """Of the finished file."""
         self._written = Event()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="layer-chunks", daemon=True)
@@ -50,16 +64,18 @@ class ChunkWriter:
     ) -> None:
         self._work.put(None)
         self._thread.join()
+        while len(_spare) < MAX_BUFFERS and not self._free.empty():
+            _spare.append(self._free.get())
 
     def take(self) -> bytearray:
-        """A buffer of one chunk, with anything in it. Waits for the thread when all are under way."""
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            if self._buffers == MAX_BUFFERS:
-                return self._free.get()
-            self._buffers += 1
-            return bytearray(STORE_CHUNK_SIZE)
+        """A buffer of one chunk, with anything in it. Where all are under way, one is hashed and written first."""
+        while self._free.empty():
+            if self._buffers < MAX_BUFFERS:
+                self._buffers += 1
+                return _spare.pop() if _spare else bytearray(STORE_CHUNK_SIZE)
+            if not self._help():
+                break
+        return self._free.get()
 
     def give_back(self, buffer: bytearray) -> None:
         """Return a buffer unused."""
@@ -76,14 +92,17 @@ class ChunkWriter:
 
     def submit_zeros(self, index: int) -> None:
         """A chunk of zeros: nothing to write."""
-        self._digests[index] = self._zero_digest
+        self._digests[index] = _zero_digest()
 
     def finish(self, size: int) -> tuple[bytes, ...]:
-        """Wait until all is written, set the file's length and return the chunks' raw digests in order.
+        """Have all written, set the file's length and return the chunks' raw digests in order.
 
         The thread then makes the file durable; `sync` waits for that.
         """
-        self._work.put(size)
+        while self._help():
+            pass
+        self._size = size
+        self._work.put(None)
         self._written.wait()
         if self._error is not None:
             raise self._error
@@ -91,32 +110,45 @@ class ChunkWriter:
 
     def sync(self) -> None:
         """Wait until the finished file is durable."""
-        self._work.put(None)
         self._thread.join()
         if self._error is not None:
             raise self._error
 
+    def _help(self) -> bool:
+        """Do one chunk in the caller's thread. False: none is left that nobody does."""
+        try:
+            item = self._work.get_nowait()
+        except Empty:
+            return False
+        assert item is not None  # it is put there by whoever calls this, and last
+        self._do(*item)
+        return True
+
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            try:
-                if isinstance(item, int):
-                    if self._error is None:
-                        os.ftruncate(self._fd, item)
-                        self._written.set()
-                        os.fsync(self._fd)
-                elif self._error is None:
-                    self._store(*item)
-            except BaseException as error:
-                self._error = error
-            if isinstance(item, int):
+            self._do(*item)
+        try:
+            if self._error is None and self._size is not None:
+                os.ftruncate(self._fd, self._size)
                 self._written.set()
-            else:
-                self._free.put(item[1])
+                os.fsync(self._fd)
+        except BaseException as error:
+            self._error = error
+        self._written.set()
+
+    def _do(self, index: int, buffer: bytearray, used: int, length: int) -> None:
+        try:
+            if self._error is None:
+                self._store(index, buffer, used, length)
+        except BaseException as error:
+            self._error = error
+        self._free.put(buffer)
 
     def _store(self, index: int, buffer: bytearray, used: int, length: int) -> None:
-        content = memoryview(buffer)[:used]
-        self._write(index, content)
-        self._digests[index] = chunk_digest(content, length - used)
+        view = memoryview(buffer)
+        self._write(index, view[:used])
+        view[used:length] = ZERO_CHUNK[used:length]
+        self._digests[index] = chunk_digest(view[:length])
 
     def _write(self, index: int, content: memoryview) -> None:
         start = offset = index * STORE_CHUNK_SIZE

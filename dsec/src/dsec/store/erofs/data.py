@@ -23,6 +23,9 @@ from dsec.store.tree import MAX_FILE_BYTES, Run, invalid
 PROGRESS_BYTES: Final = 1 << 20
 """Progress is told about this often."""
 
+MOST_EMPTY: Final = STORE_CHUNK_SIZE // 8
+"""Bytes of a chunk that are rather left empty than that a small file lies in two chunks."""
+
 _BLOCKS_A_CHUNK: Final = STORE_CHUNK_SIZE // BLOCK_SIZE
 
 
@@ -84,7 +87,7 @@ class DataFile:
         if size < STORE_CHUNK_SIZE:
             runs = self._place_small(path, content, size)
         elif granule(size) <= STORE_CHUNK_SIZE:
-            runs = self._place_large(path, content, size)
+            runs = self._place_large(path, content, size, None)
         else:
             runs = self._place_huge(path, content, size)
         self.content_bytes += size
@@ -93,8 +96,10 @@ class DataFile:
 
     def finish(self) -> int:
         """Hand over what is still open and return the data file's length in bytes: whole blocks, at least one."""
-        if self._open and self._open[-1].index == self._chunks - 1 and not self._open[-1].fill:
-            self._give_back(self._open.pop())
+        latest = self._latest()
+        if latest is not None and not latest.fill:
+            self._open.remove(latest)
+            self._give_back(latest)
         if not self._chunks:
             self._begin()
         size = self._chunks * STORE_CHUNK_SIZE
@@ -113,6 +118,9 @@ class DataFile:
             if chunk.fill + room <= STORE_CHUNK_SIZE:
                 break
         else:
+            if (latest := self._latest()) is not None and STORE_CHUNK_SIZE - latest.fill > MOST_EMPTY:
+                self._open.remove(latest)
+                return self._place_large(path, content, size, latest)
             chunk = self._begin()
         start = chunk.fill
         end = start + room
@@ -136,12 +144,12 @@ class DataFile:
             self._writer.submit(chunk.index, chunk.buffer, STORE_CHUNK_SIZE)
         return runs
 
-    def _place_large(self, path: bytes, content: Content, size: int) -> tuple[Run, ...]:
+    def _place_large(self, path: bytes, content: Content, size: int, chunk: _OpenChunk | None) -> tuple[Run, ...]:
+        """From `chunk` on, which is the latest one, or else from a new one."""
         unit = granule(size)
         extents = content.extents
         spans = [(0, size)] if extents is None else outward(extents, unit, size)
         found = _Runs()
-        chunk: _OpenChunk | None = None
         next_extent = 0
         for span, stop in spans:
             position = span
@@ -240,6 +248,10 @@ class DataFile:
         """Take back the latest chunk, in which nothing came to lie."""
         self._chunks -= 1
         self._writer.give_back(chunk.buffer)
+
+    def _latest(self) -> _OpenChunk | None:
+        """The chunk that the next one follows, if it is open."""
+        return self._open[-1] if self._open and self._open[-1].index == self._chunks - 1 else None
 
     def _begin(self) -> _OpenChunk:
         chunk = self._take()

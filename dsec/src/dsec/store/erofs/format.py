@@ -6,6 +6,8 @@ import stat
 import struct
 from typing import Final
 
+import google_crc32c
+
 BLOCK_BITS: Final = 12
 BLOCK_SIZE: Final = 1 << BLOCK_BITS
 SLOT_SIZE: Final = 32
@@ -95,18 +97,6 @@ def decode_device(number: int) -> tuple[int, int]:
     return (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
 
 
-def crc32c(data: bytes | bytearray | memoryview) -> int:
+def crc32c(data: bytes) -> int:
     """CRC-32C as the superblock wants it: begun with all ones, not inverted at the end."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc
-
-
-def _crc_entry(number: int) -> int:
-    for _ in range(8):
-        number = (number >> 1) ^ (0x82F63B78 if number & 1 else 0)
-    return number
-
-
-_CRC_TABLE: Final = tuple(_crc_entry(number) for number in range(256))
+    return int(google_crc32c.value(data)) ^ 0xFFFFFFFF

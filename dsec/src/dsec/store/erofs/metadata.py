@@ -25,6 +25,13 @@ def build_metadata(tree: Tree, data_blocks: int, identity: bytes) -> tuple[bytea
     joined) and goes into the uuid, so that equal images have equal uuids and others do not. Uses memory for the image
     (about 100 bytes an inode and 8 an index) and 0.4 KB an inode beside it.
     """
+    image, inodes = unsealed_metadata(tree, data_blocks)
+    seal(image, identity)
+    return image, inodes
+
+
+def unsealed_metadata(tree: Tree, data_blocks: int) -> tuple[bytearray, int]:
+    """As `build_metadata`, but for `seal`: while the contents are still being hashed."""
     layout = lay_out(tree)
     image = bytearray(layout.total_blocks * BLOCK_SIZE)
     for inode in layout.inodes:
@@ -33,13 +40,17 @@ def build_metadata(tree: Tree, data_blocks: int, identity: bytes) -> tuple[bytea
         start = layout.shared_block * BLOCK_SIZE
         image[start : start + len(layout.xattrs.shared)] = layout.xattrs.shared
     _put_superblock(image, layout, data_blocks)
+    return image, len(layout.inodes)
+
+
+def seal(image: bytearray, identity: bytes) -> None:
+    """Put in the uuid and the checksum."""
     uuid = bytearray(hashlib.sha256(hashlib.sha256(image).digest() + identity).digest()[:16])
     uuid[6] = uuid[6] & 0x0F | _UUID_VERSION << 4
     uuid[8] = uuid[8] & 0x3F | 0x80
     image[disk.UUID_OFFSET : disk.UUID_OFFSET + 16] = uuid
-    checksum = disk.crc32c(memoryview(image)[disk.SUPERBLOCK_OFFSET : BLOCK_SIZE])
+    checksum = disk.crc32c(bytes(image[disk.SUPERBLOCK_OFFSET : BLOCK_SIZE]))
     disk.CHECKSUM.pack_into(image, disk.CHECKSUM_OFFSET, checksum)
-    return image, len(layout.inodes)
 
 
 def _put_superblock(image: bytearray, layout: Layout, data_blocks: int) -> None:

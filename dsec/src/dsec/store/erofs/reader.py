@@ -60,7 +60,7 @@ class Image:
             raise IntegrityError("cannot read layer: not an EROFS image")
         first = bytearray(self._image[disk.SUPERBLOCK_OFFSET : BLOCK_SIZE])
         disk.CHECKSUM.pack_into(first, 4, 0)
-        if disk.crc32c(first) != fields[1]:
+        if disk.crc32c(bytes(first)) != fields[1]:
             raise IntegrityError("cannot read layer: the superblock does not match its checksum")
         self.root_nid: int = fields[5]
         self.inodes: int = fields[6]

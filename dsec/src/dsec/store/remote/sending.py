@@ -144,7 +144,7 @@ class LayerPublication:
         """What is all zeros lies nowhere; what the store has lies where it is."""
         lengths = {file.chunk_size, file.data_bytes - (len(digests) - 1) * file.chunk_size}
         for length in lengths if digests else ():
-            self.places[hashlib.sha256(bytes(length)).digest()] = NOWHERE
+            self.places[chunk_digest(bytes(length))] = NOWHERE
         unknown = [digest for digest in dict.fromkeys(digests) if digest not in self.places]
         known = await asyncio.to_thread(self.known.chunks, unknown)
         packs = tuple(dict.fromkeys(chunk.pack for chunk in known.values()))

@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dsec.store.digest import DIGEST_SIZE, LAYER_GENERATION, layer_digest
+from dsec.store.digest import DIGEST_SIZE, LAYER_GENERATION, chunk_digest, layer_digest
 from dsec.store.records import RECORD_SCHEMA, LayerFile
 from libdsec.protocol.errors import IntegrityError, UnsupportedOperationError
 
@@ -110,7 +110,7 @@ def decode_table(content: bytes, digest: str) -> LayerTable:
     """The table of the layer `digest`, every field checked, so that nothing in it leads outside of anything.
 
     :raises IntegrityError: it is damaged, or that of another layer.
-    :raises UnsupportedOperationError: of a newer generation.
+    :raises UnsupportedOperationError: of another generation.
     """
     try:
         return _decode(content, digest)
@@ -133,7 +133,8 @@ def _decode(content: bytes, digest: str) -> LayerTable:
     if generation != TABLE_GENERATION or layer_generation != LAYER_GENERATION:
         raise UnsupportedOperationError(
             f"cannot use layer {digest} of the shared store: it is of generation {layer_generation} in a table of "
-            f"generation {generation}, this DSec knows {LAYER_GENERATION} and {TABLE_GENERATION}; use the newer DSec",
+            f"generation {generation}, this DSec knows {LAYER_GENERATION} and {TABLE_GENERATION}; use the DSec that "
+            "published it, or make and publish the image again",
             digest=digest,
         )
     _require(MIN_CHUNK_BYTES <= chunk_size <= MAX_CHUNK_BYTES and not chunk_size & (chunk_size - 1), "chunk size")
@@ -162,7 +163,7 @@ def _check_places(table: LayerTable) -> None:
     for pack in table.packs:
         _require(0 < pack.bytes <= PACK_BYTES, f"a pack of {pack.bytes} bytes")
     size, chunks, packs = table.file.chunk_size, table.chunks, table.packs
-    zeros = {length: hashlib.sha256(bytes(length)).digest() for length in {size, table.length(chunks - 1)} if chunks}
+    zeros = {length: chunk_digest(bytes(length)) for length in {size, table.length(chunks - 1)} if chunks}
     for chunk, place in enumerate(map(Place._make, _PLACE.iter_unpack(table.places))):
         length = size if chunk < chunks - 1 else table.length(chunk)
         if place.encoding == ZEROS:
