@@ -26,7 +26,7 @@ def test_workspaces_have_nothing_in_common_but_names(tmp_path: Path) -> None:
     trees = []
     for number in range(3):
         with tarfile.open(tmp_path / "one.tar", "w") as target:
-            workspace = crowd._add(target, files, number)
+            workspace = crowd.add_workspace(target, files, number)
         tree = contents(tmp_path / "one.tar")
         names = tree[WORKING_SET].decode().split("\n")
         assert workspace.needed_bytes == sum(len(tree[name[1:]]) for name in names)
@@ -59,11 +59,13 @@ def test_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     workspaces = [Workspace(f"burst/workspace-{number}:1", 1000, 10_000_000) for number in range(2)]
     layers = (layer(burst.BASE, 9000, 3.0), layer(workspaces[0].ref, 3000, 7.0), layer(workspaces[1].ref, 1000, 5.0))
     ours = Run(1.0, [0.5, 1.0], 10.0, 4.0, layers)
-    report = burst._report(
-        0.1, workspaces, ours, Run(4.0, [4.0], 100.0, 30.0), {128: (ours, workspaces)}, 40.0, "somewhere"
-    )
-    assert report.ratios == {"eager_ready": 0.25, "eager_written": 0.1, "image_bytes": 0.1}
-    assert {aim.against for aim in TARGETS["burst"]} == set(report.ratios)
+    least, skopeo = Run(2.0, [2.0], 50.0, 30.0), Run(4.0, [4.0], 100.0, 30.0)
+    report = burst._report(0.1, workspaces, ours, least, skopeo, {128: (ours, workspaces)}, 40.0, "somewhere")
+    aims = {"skopeo_ready": 0.25, "skopeo_written": 0.1, "least_written": 0.2, "image_bytes": 0.1}
+    assert report.ratios == {**aims, "floor": 0.5}
+    assert {aim.against for aim in TARGETS["burst"]} == set(aims)
+    without = burst._report(0.1, workspaces, ours, least, None, {}, 40.0, "somewhere")
+    assert without.ratios == {**report.ratios, "skopeo_ready": None, "skopeo_written": None}
     assert report.ours.detail["amplification"] == 2.0
     assert report.ours.detail["amplification_128k"] == 2.0
     assert report.ours.detail["read_p99_ms"] == 7.0

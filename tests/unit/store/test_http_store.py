@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from published import CHUNK, data_of, node, noise, open_impatient, put_image, qu
 
 from dsec.store.remote.objects import Objects, Patience
 from dsec.store.remote.opening import open_store
-from dsec.testing.http_store import HttpStore, http_store
+from dsec.testing.http_store import OCI_MANIFEST, HttpStore, http_store
 from libdsec.protocol.errors import (
     AlreadyExistsError,
     ImageNotFoundError,
@@ -108,3 +111,26 @@ async def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(AlreadyExistsError):
                 await reader.publish("app:v1", quiet)
             assert not await objects.put("names/app/_tags/v1", b"other")
+
+
+async def test_who_speaks_tls_is_not_kept_waiting(tmp_path: Path) -> None:
+    async with HttpStore(str(tmp_path)).serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01\x02\x00\x01")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_a_directory_is_empty_and_a_manifest_has_its_type(tmp_path: Path) -> None:
+    (tmp_path / "v2/a/manifests").mkdir(parents=True)
+    (tmp_path / "v2/a/manifests/1").write_text("{}")
+    async with HttpStore(str(tmp_path)).serving() as port:
+
+        def ask(path: str) -> tuple[str, bytes]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+                return answer.headers.get("Content-Type", ""), answer.read()
+
+        assert await asyncio.to_thread(ask, "v2/") == ("", b"")
+        assert await asyncio.to_thread(ask, "v2/a/manifests/1") == (OCI_MANIFEST, b"{}")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            await asyncio.to_thread(ask, "v2")

@@ -2,9 +2,9 @@
 
 Five sandboxes an image, all begun at once, each ready when it has read its image's working set (a twelfth of the
 workspace, see `crowd`). Everything comes from an HTTP server on loopback that begins each answer 5 ms late and sends
-100 MB a second to all together. Ours: a node that has nothing, with that server as its shared store. The peer, *full
-pull*, is the least that any pull does: each layer's `tar.gz` is fetched once from the same server and unpacked once by
-`tar` as it comes, three at a time; no container is started, nothing is verified, nothing is kept compressed.
+100 MB a second to all together. Ours: a node that has nothing, with that server as its shared store. The peer pulls all
+of each image with skopeo, the floor does the least that any pull does; both then run the leanest containers that there
+are, until they have read the same (`pulling`).
 
 Figures: until all are ready; what was written to the disk until then (by the disk's own count, after a sync); what was
 fetched, against the bytes of all images, each layer counted once. `detail` has what was fetched for each byte that was
@@ -17,10 +17,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import time
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +27,7 @@ from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.protocol.errors import InternalError
 from libdsec.protocol.images import ImageStats
 
-from . import crowd
+from . import crowd, registry
 from .archives import gather
 from .crowd import Workspace
 from .disk import written
@@ -37,6 +35,8 @@ from .figures import Figure, Report, percentile
 from .ground import Ground
 from .machine import machine
 from .node import OwnNode
+from .pulling import Pulled, Pulling
+from .registry import Archives
 from .rounds import Progress
 
 NAME = "burst"
@@ -49,10 +49,8 @@ BASE = "burst/base:1"
 CHUNKS_KIB = (128, 256, 512)
 CHUNK_IMAGES = 4
 """Of the comparison of chunk sizes."""
-_PULLS = 3
 _CREATES = 32
 _MB = 1e6
-_READ = f"xargs cat </{crowd.WORKING_SET} | wc -c"
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -81,12 +79,14 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         chosen = [each for each in found.workspaces if each.name in TREES] or list(found.workspaces)
         files = await asyncio.to_thread(crowd.read_trees, chosen)
         progress(1, 6, "packing images")
-        await asyncio.to_thread(crowd.pack_blobs, ground.lower, files, where / "store")
+        images = max(1, samples // SHARED_BY)
+        archives = await asyncio.to_thread(registry.write, ground.lower, files, images, where / "store")
         field = _Field(ground, where, files)
         progress(2, 6, "publishing images")
-        base_bytes, workspaces = await _publish(field, where / "store", max(1, samples // SHARED_BY))
+        base_bytes, workspaces = await _publish(field, where / "store", images)
         progress(3, 6, "pulling")
-        pulled = await _pull(field, len(workspaces))
+        least = await _pull(field, archives, Pulling.least)
+        skopeo = await _pull(field, archives, Pulling.skopeo) if shutil.which("skopeo") else None
         progress(4, 6, "on demand")
         ours = await _on_demand(field, "", where / "store", workspaces, samples)
         for size in CHUNKS_KIB:
@@ -95,7 +95,7 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
     finally:
         await asyncio.to_thread(shutil.rmtree, where)
     image_mb = (base_bytes + sum(each.content_bytes for each in workspaces)) / _MB
-    return _report(ground.load, workspaces, ours, pulled, sizes, image_mb, found.origin)
+    return _report(ground.load, workspaces, ours, least, skopeo, sizes, image_mb, found.origin)
 
 
 async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -> tuple[int, list[Workspace]]:
@@ -112,39 +112,16 @@ async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -
     return sum(layer.data_bytes for layer in base.layers), workspaces
 
 
-async def _pull(field: _Field, count: int) -> Run:
+async def _pull(field: _Field, archives: Archives, how: Callable[[Pulling], Awaitable[Pulled]]) -> Run:
     target = field.where / "pulled"
-    blobs = [crowd.BASE_BLOB, *[crowd.WORKSPACE_BLOB] * count]
-    gate = asyncio.Semaphore(_PULLS)
+    target.mkdir()
     async with crowd.served(field.where / "store", LATENCY_MS, BANDWIDTH_MB) as url:
-
-        async def pull(number: int, blob: str) -> float:
-            async with gate:
-                await asyncio.to_thread(_fetch_and_unpack, f"{url}/{blob}", target / str(number))
-            return time.perf_counter() - begin
-
         before = await asyncio.to_thread(written, field.where)
-        begin = time.perf_counter()
-        each = await asyncio.gather(*(pull(number, blob) for number, blob in enumerate(blobs)))
-        seconds = time.perf_counter() - begin
+        pulled = await how(Pulling(url, archives, SHARED_BY, target, field.ground.directory))
         after = await asyncio.to_thread(written, field.where)
         sent = (await crowd.counts(url)).bytes
     await asyncio.to_thread(shutil.rmtree, target)
-    return Run(seconds, list(each), (after - before) / _MB, sent / _MB)
-
-
-def _fetch_and_unpack(url: str, target: Path) -> None:
-    """:raises InternalError: tar could not."""
-    target.mkdir(parents=True)
-    with (
-        urllib.request.urlopen(url, timeout=60) as source,
-        subprocess.Popen(["tar", "xzf", "-", "-C", str(target)], stdin=subprocess.PIPE) as tar,
-    ):
-        assert tar.stdin is not None
-        shutil.copyfileobj(source, tar.stdin, 1024 * 1024)
-        tar.stdin.close()
-        if tar.wait(600) != 0:
-            raise InternalError(f"cannot unpack {url}: tar ended with {tar.returncode}")
+    return Run(pulled.seconds, pulled.each_s, (after - before) / _MB, sent / _MB)
 
 
 async def _on_demand(field: _Field, name: str, store: Path, workspaces: Sequence[Workspace], count: int) -> Run:
@@ -179,7 +156,7 @@ async def _all_ready(
         async with gate:
             sandbox = await client.run_container(args, timeout=300)
             sandboxes.append(sandbox)
-            read = (await sandbox.run_shell(_READ, timeout=300)).check()
+            read = (await sandbox.run_shell(crowd.READ, timeout=300)).check()
         if int(read.stdout) != workspace.needed_bytes:
             raise InternalError(f"cannot count on {workspace.ref}: {read.stdout!r} of {workspace.needed_bytes} bytes")
         return time.perf_counter() - begin
@@ -210,7 +187,8 @@ def _report(
     load: float,
     workspaces: Sequence[Workspace],
     ours: Run,
-    pulled: Run,
+    least: Run,
+    skopeo: Run | None,
     sizes: dict[int, tuple[Run, list[Workspace]]],
     image_mb: float,
     origin: str,
@@ -220,7 +198,7 @@ def _report(
         "images": float(images),
         "written_mb": ours.written_mb,
         "fetched_mb": ours.fetched_mb,
-        "pulled_mb": pulled.fetched_mb,
+        "pulled_mb": least.fetched_mb,
         "needed_mb": sum(each.needed_bytes for each in workspaces) / _MB,
         "amplification": _amplification(ours, workspaces),
         "read_p99_ms": _waits(ours),
@@ -233,16 +211,27 @@ def _report(
         name=NAME,
         ours=Figure(ours.seconds, "s", count, percentile(ours.each_s, 0.99), detail),
         peers={
-            "eager_ready": Figure(pulled.seconds, "s", images, percentile(pulled.each_s, 0.99)),
-            "eager_written": Figure(pulled.written_mb, "MB", images),
+            "skopeo_ready": None if skopeo is None else _ready(skopeo),
+            "skopeo_written": None if skopeo is None else Figure(skopeo.written_mb, "MB", images),
+            "least_written": Figure(least.written_mb, "MB", images),
             "image_bytes": Figure(image_mb, "MB", images),
         },
-        floor=None,
+        floor=_ready(least),
         ratios={
-            "eager_ready": ours.seconds / pulled.seconds,
-            "eager_written": ours.written_mb / pulled.written_mb if pulled.written_mb > 0 else None,
+            "skopeo_ready": None if skopeo is None else ours.seconds / skopeo.seconds,
+            "skopeo_written": None if skopeo is None else _ratio(ours.written_mb, skopeo.written_mb),
+            "least_written": _ratio(ours.written_mb, least.written_mb),
             "image_bytes": ours.fetched_mb / image_mb,
+            "floor": ours.seconds / least.seconds,
         },
         machine=machine(load),
         notes={"trees": origin},
     )
+
+
+def _ready(run: Run) -> Figure:
+    return Figure(run.seconds, "s", len(run.each_s), percentile(run.each_s, 0.99))
+
+
+def _ratio(ours: float, other: float) -> float | None:
+    return ours / other if other > 0 else None

@@ -3,9 +3,7 @@
 A workspace is the trees of some packages, each file begun with a line that no other workspace has, so that nothing of
 one helps with another. Its *working set* is a twelfth of its bytes, neighbours in the tree, as a program reads a
 package; their names lie in it, so that a sandbox needs nothing but `xargs` and `cat`. They are published as layers in a
-store. For a full pull base and workspace are there as a registry has them, as `tar.gz`: one archive stands for all
-workspaces, since whoever pulls all of it has the same work with equal bytes as with others. Both lie in one directory,
-which an HTTP server with a latency and a bandwidth gives out.
+store, which an HTTP server with a latency and a bandwidth gives out, as it does what a full pull fetches (`registry`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import sys
 import tarfile
 import urllib.request
@@ -32,8 +29,7 @@ from .native import finish
 WORKING_SHARE = 12
 """The working set is one such part."""
 WORKING_SET = "workspace/.working-set"
-BASE_BLOB, WORKSPACE_BLOB = "blobs/base.tar.gz", "blobs/workspace.tar.gz"
-_LEVEL = 1
+READ = f"xargs cat </{WORKING_SET} | wc -c"
 _MAX_FILE = 8 * 1024 * 1024
 
 Files = dict[str, bytes]
@@ -57,16 +53,7 @@ def read_trees(archives: Sequence[Archive]) -> Files:
     return dict(sorted(found.items()))
 
 
-def pack_blobs(lower: Path, files: Files, directory: Path) -> None:
-    """What a full pull fetches."""
-    (directory / BASE_BLOB).parent.mkdir(parents=True)
-    with tarfile.open(directory / BASE_BLOB, "w:gz", compresslevel=_LEVEL) as target:
-        target.add(os.fspath(lower), ".")
-    with tarfile.open(directory / WORKSPACE_BLOB, "w:gz", compresslevel=_LEVEL) as target:
-        _add(target, files, 0)
-
-
-def _add(target: tarfile.TarFile, files: Files, number: int) -> Workspace:
+def add_workspace(target: tarfile.TarFile, files: Files, number: int) -> Workspace:
     salt = f"# of image {number}\n".encode()
     working, needed = _working_set(files, number, len(salt))
     total = 0
@@ -97,7 +84,7 @@ async def publish(client: DSecClient, files: Files, number: int, scratch: Path) 
 
     def pack() -> Workspace:
         with tarfile.open(scratch, "w") as target:
-            return _add(target, files, number)
+            return add_workspace(target, files, number)
 
     workspace = await asyncio.to_thread(pack)
     await client.build_image(workspace.ref, f"tar:{scratch}", kind="workspace")

@@ -1,7 +1,8 @@
 """`python -m dsec.testing.http_store`: a directory by HTTP, as slow as a distant object store.
 
 It answers GET, with or without one range, and HEAD, and if it is writable PUT of a whole object, with
-`If-None-Match: *` only where there is none: enough for an S3 client, whose signatures it does not look at. Each answer
+`If-None-Match: *` only where there is none: enough for an S3 client, whose signatures it does not look at. A directory
+is empty, and what lies in one named `manifests` is an OCI manifest: enough for who pulls from a registry. Each answer
 begins `latency` after its request, and all together go out at `bandwidth` at most. `GET /-/counts` says how many
 requests it has had and how many bytes of objects it has sent.
 """
@@ -30,6 +31,10 @@ _DATE = "Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
 _ETAG = b'ETag: "1"\r\n'
 """Nobody changes an object here, so that these need not be true."""
 
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+_TLS = b"\x16"
+"""The first byte of a handshake."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -58,7 +63,10 @@ class HttpStore:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
+                first = await reader.readexactly(1)
+                if first == _TLS:
+                    break  # a client that tries it first, and would wait for an answer
+                head = first + await reader.readuntil(b"\r\n\r\n")
                 await self._answer(head.decode("latin-1"), reader, writer)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # it has gone, or is no client of ours
@@ -82,11 +90,14 @@ class HttpStore:
             writer.write(_head(self._put(target, content, headers.get("if-none-match") == "*"), 0, _ETAG))
         elif method not in ("GET", "HEAD"):
             writer.write(_head("405 Method Not Allowed", 0))
+        elif self._is_directory(target):
+            writer.write(_head("200 OK", 0))
         elif (descriptor := self._open(target)) is None:
             writer.write(_head("404 Not Found", 0))
         else:
+            kind = f"Content-Type: {OCI_MANIFEST}\r\n".encode() if "/manifests/" in target else b""
             try:
-                await self._send(descriptor, method, headers.get("range", ""), writer)
+                await self._send(descriptor, method, headers.get("range", ""), kind, writer)
             finally:
                 os.close(descriptor)
         await writer.drain()
@@ -95,6 +106,9 @@ class HttpStore:
         """Of a target; None where it lies elsewhere."""
         path = os.path.realpath(os.path.join(self._root, unquote(target.partition("?")[0]).lstrip("/")))
         return path if path.startswith(self._root + os.sep) else None
+
+    def _is_directory(self, target: str) -> bool:
+        return target.endswith("/") and (path := self._path(target)) is not None and os.path.isdir(path)
 
     def _open(self, target: str) -> int | None:
         path = self._path(target)
@@ -114,15 +128,18 @@ class HttpStore:
         os.rename(partial, path)
         return "200 OK"
 
-    async def _send(self, descriptor: int, method: str, wanted: str, writer: asyncio.StreamWriter) -> None:
+    async def _send(
+        self, descriptor: int, method: str, wanted: str, extra: bytes, writer: asyncio.StreamWriter
+    ) -> None:
         size = os.fstat(descriptor).st_size
-        start, end, status, extra = 0, size, "200 OK", b""
+        start, end, status = 0, size, "200 OK"
         if (match := _RANGE.fullmatch(wanted)) is not None:
             start, end = int(match[1]), min(size, int(match[2]) + 1 if match[2] else size)
             if start >= size or start >= end:
                 writer.write(_head("416 Range Not Satisfiable", 0, f"Content-Range: bytes */{size}\r\n".encode()))
                 return
-            status, extra = "206 Partial Content", f"Content-Range: bytes {start}-{end - 1}/{size}\r\n".encode()
+            status = "206 Partial Content"
+            extra += f"Content-Range: bytes {start}-{end - 1}/{size}\r\n".encode()
         writer.write(_head(status, end - start, extra))
         while method == "GET" and start < end:
             piece = os.pread(descriptor, min(PIECE, end - start), start)
