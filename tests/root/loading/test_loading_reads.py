@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,23 @@ def test_a_layer_that_is_whole_raises_no_events_and_costs_nothing(rig: Rig) -> N
         assert loader.evict(layer.record) is not None
         assert not is_whole(layer.record)
         assert not Path(layer.record.data).exists()
+
+
+def test_what_is_there_is_read_though_the_loop_has_other_work(rig: Rig) -> None:
+    layer = rig.layer(files=25)
+    path = next(iter(layer.hashes))
+    with rig.loader() as loader:
+        with rig.mounted(loader, layer.record) as root:
+            assert read_hash(root / path) == layer.hashes[path]
+        assert 0 < loader.stats(layer.record).present_bytes < layer.record.data_bytes
+        # another mount has no page cache yet
+        with rig.mounted(loader, layer.record) as root:
+            gate, opened = threading.Event(), Future[bool]()
+            loader._thread.loop.call_soon_threadsafe(lambda: opened.set_result(gate.wait(30)))
+            found = read_hash(root / path)
+            gate.set()
+            assert opened.result(30), "the read waited for the loop"
+            assert found == layer.hashes[path]
 
 
 def test_a_hundred_readers_of_one_chunk_cost_one_fetch(rig: Rig) -> None:

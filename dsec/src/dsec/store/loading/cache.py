@@ -99,6 +99,10 @@ class Chunks:
     def count(self) -> int:
         return len(self.digests) // DIGEST_SIZE
 
+    def of_range(self, offset: int, count: int) -> tuple[int, int]:
+        """(first, end) of the chunks that a range of bytes lies in."""
+        return min(offset // self.size, self.count), min(-(-(offset + count) // self.size), self.count)
+
     def length(self, chunk: int) -> int:
         return min(self.size, self.total_bytes - chunk * self.size)
 

@@ -96,12 +96,9 @@ class Filling:
 
     def read(self, offset: int, count: int, answer: Answer) -> None:
         """Somebody wants to read a range, and waits."""
-        chunks = self.cache.chunks
-        first = min(offset // chunks.size, chunks.count)
-        end = min(-(-(offset + count) // chunks.size), chunks.count)
-        self.trace.note(first, end, self._loop.time())
+        first, end = self.cache.chunks.of_range(offset, count)
         missing = set(self.cache.present.absent(first, end))
-        ahead = self._read_ahead.after(first, end)
+        ahead = self._note(first, end)
         if missing and self._closed:
             answer(errno.EIO)
         elif missing:
@@ -109,6 +106,15 @@ class Filling:
         else:
             answer(0)
         self.prefetch(*ahead)
+
+    def passed(self, first: int, end: int) -> None:
+        """Chunks that are here were read: what follows from that."""
+        self.prefetch(*self._note(first, end))
+
+    def _note(self, first: int, end: int) -> tuple[int, int]:
+        """What to fetch beyond what is read."""
+        self.trace.note(first, end, self._loop.time())
+        return self._read_ahead.after(first, end)
 
     def prefetch(self, first: int, end: int) -> None:
         """Fetch a range before anybody waits for it."""

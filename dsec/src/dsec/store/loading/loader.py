@@ -107,7 +107,7 @@ class Loader:
         """As `attach`, with a group that somebody else holds too."""
         self._events = self._opened.events = PreContent(group, self._pending_path)
         taken = self._events.inherit(fresh=fresh)
-        self._events.start(self._on_event, self._opened.provokes)
+        self._events.start(self._is_there, self._on_event, self._opened.provokes)
         for event in taken:
             self._pool.submit(self._answer_inherited, self._events, event)
 
@@ -315,6 +315,19 @@ class Loader:
     def _close_unused(self, layer: LayerRecord) -> None:
         if layer.digest not in self._mounted and not self._uses[layer.digest]:
             self._opened.close_layer(layer)
+
+    def _is_there(self, digest: str, event: fanotify.Event) -> bool:
+        """In the thread that reads events. Most reads are of what is there: that it was read is told later."""
+        opened = self._opened.get(digest)
+        if opened is None:
+            return False
+        chunks = first, end = opened.cache.chunks.of_range(event.offset, event.length)
+        if not opened.cache.present.has_all(first, end):
+            return False
+        if opened.passed != chunks:
+            opened.passed = chunks
+            self._thread.loop.call_soon_threadsafe(opened.filling.passed, first, end)
+        return True
 
     def _on_event(self, digest: str, event: fanotify.Event) -> None:
         """In the thread that reads events."""

@@ -39,6 +39,8 @@ class Opened:
         self.whole: Future[None] = Future()
         """Done when all of it is here and on the disk, or it was let go of before."""
         self.closed = False
+        self.passed: tuple[int, int] | None = None
+        """The chunks of the last read of what was here: most reads are of the same ones, and say nothing new."""
 
     def let_go(self) -> None:
         """Whoever waits for all of it is told that it will not come."""

@@ -1,9 +1,9 @@
 """Pre-content events of a node: one group, one thread that reads it and never waits for anything else.
 
-An event is recorded (`pending`) before it is handed on, so that a successor of this process can answer it: the group is
-held by the fork server too, and who waits goes on waiting while nobody reads it. Events are read one at a time: at most
-one was taken and not recorded when this process dies. Its reader is refused by the successor, since nobody knows what
-it wanted; the kernel asks again for most such reads.
+A read of what is there is answered at once. Every other event is recorded (`pending`) before it is handed on, so that a
+successor of this process can answer it: the group is held by the fork server too, and who waits goes on waiting while
+nobody reads it. Events are read one at a time: at most one was taken and not recorded when this process dies. Its
+reader is refused by the successor, since nobody knows what it wanted; the kernel asks again for most such reads.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PAUSE_S = 0.01
 
 _log = structlog.get_logger("dsec.loading")
 
+IsThere = Callable[[str, fanotify.Event], bool]
+"""(digest, event), called in the reading thread: whether all that it reads is there."""
 OnEvent = Callable[[str, fanotify.Event], None]
 """(digest, event), called in the reading thread; must not wait."""
 
@@ -75,9 +77,10 @@ class PreContent:
             )
         return taken
 
-    def start(self, on_event: OnEvent, is_awaited: Callable[[], bool]) -> None:
+    def start(self, is_there: IsThere, on_event: OnEvent, is_awaited: Callable[[], bool]) -> None:
         """`is_awaited`: somebody waits for an event of our own, so that the bound of those who wait does not count."""
-        self._thread = threading.Thread(target=self._run, args=(on_event, is_awaited), name="pre-content", daemon=True)
+        self._is_there, self._on_event = is_there, on_event
+        self._thread = threading.Thread(target=self._run, args=(is_awaited,), name="pre-content", daemon=True)
         self._thread.start()
 
     def mark(self, layer: LayerRecord) -> None:
@@ -135,12 +138,14 @@ class PreContent:
         for inode in [inode for inode, of in list(self._digests.items()) if of == digest]:
             self._digests.pop(inode, None)
 
-    def _run(self, on_event: OnEvent, is_awaited: Callable[[], bool]) -> None:
+    def _run(self, is_awaited: Callable[[], bool]) -> None:
         poll = select.poll()
         poll.register(self.group, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        busy = False
         while not self._stopping:
-            poll.poll()
+            if not busy:
+                poll.poll()
             if not self._room.take(ROOM_S, beyond=is_awaited):
                 continue
             try:
@@ -149,29 +154,41 @@ class PreContent:
                 _log.error("a read was refused: its event could not be taken", error=str(error))
                 event = None
                 time.sleep(PAUSE_S)
+            busy = event is not None
             if event is None:
                 self._room.give_back()
                 continue
             try:
-                self._take(event, on_event)
+                self._take(event)
             except Exception as error:
                 # one that is lost must not cost every other its answer
                 _log.error("an event was lost", error=str(error), exc_info=error)
 
-    def _take(self, event: fanotify.Event, on_event: OnEvent) -> None:
+    def _take(self, event: fanotify.Event) -> None:
         faults.point("loading.event.taken")
         if event.descriptor in self._inherited:
             _log.warning("a read was refused: another has its number now")
             self.answer_inherited(event.descriptor, errno.EIO)
         try:
             digest = self._digest(event.descriptor)
+            if self._is_there(digest, event):
+                self._let_go_on(event.descriptor)
+                return
             self._pending.record(event.descriptor, digest, event.offset, event.length)
         except (OSError, ValueError) as error:
             _log.error("a read was refused: its event could not be written down", error=str(error))
             self.answer(event.descriptor, errno.EIO)
             return
         faults.point("loading.event.recorded")
-        on_event(digest, event)
+        self._on_event(digest, event)
+
+    def _let_go_on(self, descriptor: int) -> None:
+        """Whoever reads what is there. Nothing was written down of it."""
+        try:
+            fanotify.answer(self.group, descriptor)
+        finally:
+            os.close(descriptor)
+            self._room.give_back()
 
     def _digest(self, descriptor: int) -> str:
         """:raises ValueError: it is no layer's file."""

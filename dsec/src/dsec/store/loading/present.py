@@ -90,6 +90,9 @@ class PresentMap:
     def has(self, chunk: int) -> bool:
         return bool(self._bits[chunk >> 3] & 1 << (chunk & 7))
 
+    def has_all(self, first: int, end: int) -> bool:
+        return all(map(self.has, range(first, end)))
+
     def mark(self, chunk: int) -> None:
         """Its bytes are in the data file."""
         self._set(chunk, True)
