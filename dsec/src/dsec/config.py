@@ -64,13 +64,14 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Publish data files as they are too, where the store is a directory: who has it mounted reads them there."""
     layers_limit_mb: int = 0
     """Beyond it images that the shared store has are forgotten, the longest unused first; 0 sets no limit."""
-
     data_source: DataSource = "auto"
     """How the data of layers that lie in the shared store is read: `direct` (where the store is mounted), `pre-content`
     (on demand), `prefetch` (all of it before the first sandbox); `auto` takes the first that store and kernel allow."""
     cache_limit_mb: int = 0
     """Of data that lies in the shared store too; beyond it layers that nobody uses are fetched anew when they are
     wanted again, the longest unused first. 0 sets no limit."""
+    metrics: str | None = None
+    """HOST:PORT at which the server's figures are had by Prometheus, unencrypted and by whoever can connect."""
 
     @property
     def journal_path(self) -> str:

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +52,21 @@ def test_ten_processes_at_once_start_one_server(own_node: Path):
     assert json.loads(command(["serve", "--stop", "--json"]).stdout) == {"stopped": first}
     assert json.loads(command(["serve", "--stop", "--json"]).stdout) == {"stopped": None}
     assert json.loads(command(["version", "--json"]).stdout)["server"] is None
+
+
+def test_a_server_tells_prometheus_where_it_is_asked_to(own_node: Path, monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("DSEC_METRICS", address)
+        refused = command(["serve", "--background"])
+        assert refused.returncode != 0
+        assert f"cannot serve metrics at {address}" in refused.stdout + refused.stderr
+    assert command(["serve", "--background"]).returncode == 0
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+        told = answer.read().decode()
+    assert "\ndsec_sandboxes 0.0\n" in told
+    assert "\ndsec_server_process_cpu_seconds_total " in told
+    assert command(["serve", "--stop"]).returncode == 0
 
 
 def start_endless_build(client: DSecClient, directory: Path) -> tuple[asyncio.Task[ImageInfo], asyncio.Event]:

@@ -70,7 +70,7 @@ def serve(
     besides: DSEC_AETHER, DSEC_NODE_NAME, DSEC_ID_BASE, DSEC_ID_RANGES, DSEC_DEFAULT_MEMORY_BYTES, DSEC_DEFAULT_PIDS,
     DSEC_SHM_BYTES, DSEC_MEMORY_RESERVE_BYTES, DSEC_FORK_SERVER_TIMEOUT_S, DSEC_KEPT_FINAL, DSEC_DURABLE,
     DSEC_LOG_KEEP_S, DSEC_LOG_BYTES, DSEC_STORE, DSEC_STORE_RAW, DSEC_LAYERS_LIMIT_MB, DSEC_DATA_SOURCE,
-    DSEC_CACHE_LIMIT_MB (the last five: docs/layers.md).
+    DSEC_CACHE_LIMIT_MB (these five: docs/layers.md), DSEC_METRICS (HOST:PORT: docs/metrics.md).
     """
     for name, value in (("DSEC_STATE_DIR", state_dir), ("DSEC_RUN_DIR", run_dir), ("DSEC_LOG_FILE", log_file)):
         if value is not None:

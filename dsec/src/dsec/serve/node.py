@@ -35,7 +35,8 @@ from dsec.store.remote.opening import open_store
 from dsec.store.remote.shared import SharedStore
 from libdsec.protocol.errors import UnavailableError
 from libdsec.protocol.ids import new_token
-from libdsec.protocol.nodes import DoctorReport
+from libdsec.protocol.images import ImageStatsAnswer
+from libdsec.protocol.nodes import DoctorReport, NodeStatus
 
 from . import log
 from .home import take_home
@@ -118,7 +119,10 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
             service = make_service(edge, ending.stop, ending.drain)
             try:
                 await edge.start()
-                async with serve(service, config.api_socket):
+                async with (
+                    _exporting(config, edge),
+                    serve(service, config.api_socket),
+                ):
                     _log.info("serving", socket=config.api_socket, node=edge.node.name, edge=edge.node.edge_prefix)
                     # what lives now lives to the end: collections need not look at it again
                     gc.freeze()
@@ -175,6 +179,17 @@ def open_shared(config: NodeConfig, store: LocalStore) -> SharedStore | None:
     :raises UnavailableError: its directory is not there.
     """
     return None if config.store is None else SharedStore(open_store(config.store), store, raw=config.store_raw)
+
+
+def _exporting(config: NodeConfig, edge: Edge) -> contextlib.AbstractAsyncContextManager[object]:
+    if config.metrics is None:
+        return contextlib.nullcontext()
+    from .metrics import exporting  # only who asks for figures needs an HTTP server
+
+    async def figures() -> tuple[NodeStatus, ImageStatsAnswer]:
+        return edge.status(), await edge.images.stats("")
+
+    return exporting(config.metrics, figures)
 
 
 async def _cancel(running: set[asyncio.Task[Any]]) -> None:
