@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.store.pack import matching
 from dsec.store.pack.matching import MAX_ALL_PARTS, MAX_PARTS, MAX_RULES, Matcher, check_rules
 from dsec.store.pack.rules import RULES, rules_table
 from libdsec.protocol.errors import InvalidArgumentError
@@ -85,6 +87,24 @@ def test_no_pattern_takes_long() -> None:
     for _ in range(200):
         place = place.below(b"a" * 255)
     assert matcher.root.below(b"a" * 255).left_out is None
+
+
+def test_names_made_for_it_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of the rules' own names, in any order; what the rules say stays the same when sets are made anew."""
+    monkeypatch.setattr(matching, "_MAX_STATES", 2000)
+    matcher = Matcher(RULES)
+    names = sorted({part.encode() for rule in RULES for part in rule.pattern.split("/")})
+    choose = random.Random(7).choices
+    made: set[frozenset[tuple[int, int]]] = set()
+    for _ in range(100):
+        path = choose(names, k=5)
+        place, fresh = matcher.root, Matcher(RULES).root
+        for name in path:
+            place, fresh = place.below(name), fresh.below(name)
+            assert place.left_out == fresh.left_out
+        made |= set(matcher._sets)
+        assert sum(map(len, matcher._sets)) <= 2000
+    assert sum(map(len, made)) > 4000
 
 
 NAMES = st.text("ab*?", min_size=1, max_size=5).filter(lambda name: "**" not in name)

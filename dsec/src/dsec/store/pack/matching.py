@@ -31,8 +31,9 @@ MAX_ALL_PARTS: Final = 4000
 MAX_WHY: Final = 200
 
 _ANY: Final = "**"
-_MAX_SETS: Final = 10_000
-"""Kept; more are made by hostile rules only."""
+_MAX_STATES: Final = 50_000
+"""In the sets that are kept, some 10 MB. The platform's rules have 100 and more in each, and /usr with /var asks for a
+dozen sets; names or rules that are made for it ask for thousands."""
 
 _States = frozenset[tuple[int, int]]
 """(rule, number of its parts that are behind)."""
@@ -89,17 +90,19 @@ class Matcher:
         self.rules = tuple(rules)
         self._parts = [tuple(rule.pattern.split("/")) for rule in rules]
         self._sets: dict[_States, _Set] = {}
+        self._kept = 0
+        """States in them."""
         self.root = Place(self, self._set({(number, 0) for number in range(len(rules))}), -1)
 
     def step(self, at: _Set, name: str) -> _Set:
         """From a directory to a name in it."""
-        following = at.plain.get(name, at.stay)
+        named = at.plain.get(name, ())
         matched = [state for glob, state in at.globs if glob.matches(name)]
-        if not matched and following is at.stay:
+        if not matched and not named:
             if at.other is None:
-                at.other = self._set(set(following))
+                at.other = self._set(set(at.stay))
             return at.other
-        return self._set({*following, *matched})
+        return self._set({*at.stay, *named, *matched})
 
     def _set(self, states: set[tuple[int, int]]) -> _Set:
         pending = list(states)
@@ -113,14 +116,16 @@ class Matcher:
         key = frozenset(states)
         found = self._sets.get(key)
         if found is None:
-            if len(self._sets) >= _MAX_SETS:
+            self._kept += len(key)
+            if self._kept > _MAX_STATES:
                 self._sets.clear()
+                self._kept = len(key)
             found = self._sets[key] = self._made(key)
         return found
 
     def _made(self, states: _States) -> _Set:
         stay: set[tuple[int, int]] = set()
-        plain: dict[str, set[tuple[int, int]]] = {}
+        plain: dict[str, list[tuple[int, int]]] = {}
         globs: list[tuple[_Glob, tuple[int, int]]] = []
         last = -1
         for rule, at in states:
@@ -136,8 +141,8 @@ class Matcher:
             elif "*" in part or "?" in part:
                 globs.append((_glob(part), following))
             else:
-                plain.setdefault(part, set()).add(following)
-        return _Set(frozenset(stay), {name: frozenset(more | stay) for name, more in plain.items()}, globs, last)
+                plain.setdefault(part, []).append(following)
+        return _Set(frozenset(stay), plain, globs, last)
 
 
 @functools.lru_cache(maxsize=4)
@@ -154,14 +159,14 @@ class _Set:
     def __init__(
         self,
         stay: _States,
-        plain: dict[str, _States],
+        plain: dict[str, list[tuple[int, int]]],
         globs: list[tuple[_Glob, tuple[int, int]]],
         last: int,
     ) -> None:
         self.stay = stay
         """Whatever the name is."""
         self.plain = plain
-        """By name, `stay` included."""
+        """By name, beside `stay`."""
         self.globs = globs
         self.last = last
         """The last rule whose pattern ends here; -1 is none."""
