@@ -28,7 +28,8 @@ MAX_BUFFERS: Final = MAX_OPEN + 18
 """8.5 MiB in all; what is not held is being written, or waits for that."""
 
 _spare: list[bytearray] = []
-"""Buffers for the next writer of this process, at most `MAX_BUFFERS`."""
+"""Buffers for the next writer of this process, about `MAX_BUFFERS` at most. Writers of several threads share it, so
+nothing that was seen of it is relied upon."""
 
 
 @functools.cache
@@ -39,8 +40,9 @@ def _zero_digest() -> bytes:
 class ChunkWriter:
     """Chunks may come in any order; each is hashed whole and written up to its last used byte.
 
-    Use as a context manager: leaving it ends the thread, also after an error. An error of the thread (an `OSError` of
-    the target file system) is raised by the next `submit`, by `finish` or by `sync`. One thread uses it.
+    Use as a context manager: leaving it ends the thread, also after an error. An error of hashing or writing (an
+    `OSError` of the target file system), in whichever thread, is raised by the next `submit`, by `finish` or by `sync`;
+    what was submitted after it is not written. One thread uses it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -72,7 +74,10 @@ class ChunkWriter:
         while self._free.empty():
             if self._buffers < MAX_BUFFERS:
                 self._buffers += 1
-                return _spare.pop() if _spare else bytearray(STORE_CHUNK_SIZE)
+                try:
+                    return _spare.pop()
+                except IndexError:
+                    return bytearray(STORE_CHUNK_SIZE)
             if not self._help():
                 break
         return self._free.get()
