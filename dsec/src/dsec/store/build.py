@@ -1,6 +1,7 @@
 """Building a layer: a source in, a metadata image, a data file and their digests out.
 
-Two threads: the caller's reads the source and packs chunks, another hashes and writes them; at the end both do that.
+Two threads: the caller's reads the source and packs chunks, another hashes and writes them; where the caller's would
+wait for that, it does so as well.
 What is being built has names ending in `.partial`; the data file gets its name first and the metadata image last, both
 after fsync, so a metadata image under its own name always has its data beside it. After an error nothing of the build
 is left.

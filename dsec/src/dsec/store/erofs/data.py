@@ -2,8 +2,9 @@
 
 A file of a store chunk or more begins on a chunk boundary, so that the same file in two layers gives the same chunks;
 a hole found in it is left out, what follows moves up. Its last chunk stays open, and so do chunks begun for small
-files: small files go, whole, into the oldest open chunk with room. At most `chunks.MAX_OPEN` chunks are open; the
-fullest is closed to make way. Every file begins on a 4 KiB block.
+files: a small file goes whole into the oldest open chunk with room. Where none has any, it begins in the latest chunk
+and goes over into the next, if else more than `MOST_EMPTY` of the latest might stay empty. At most `chunks.MAX_OPEN`
+chunks are open; the fullest is closed to make way. Every file begins on a 4 KiB block.
 
 Memory: the writer's buffers, 8.5 MiB whatever the input.
 """
