@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dsec.drivers.base import Captured
-from dsec.edge.packing import changes_in
+from dsec.edge.packing import Uppers, changes_in
 from dsec.store.local import LocalStore
 from libdsec.protocol.errors import CapacityError
 from libdsec.protocol.images import ChangeCount
@@ -45,7 +45,7 @@ class Written:
 
 async def test_the_sandbox_goes_on_before_what_changed_is_told(store: LocalStore, tmp_path: Path) -> None:
     upper = Written(tmp_path / "upper")
-    async with changes_in(store, (), 0, upper.capture) as (count, batches):
+    async with changes_in(store, Uppers(), (), 0, upper.capture) as (count, batches):
         assert not upper.stands
         assert count == ChangeCount(2, 0, 0)
         paths = [change["path"] for batch in batches for change in msgspec.msgpack.decode(batch)]
@@ -61,6 +61,6 @@ async def test_a_full_disk_is_told_and_the_sandbox_goes_on(
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     upper = Written(tmp_path / "upper")
     with pytest.raises(CapacityError, match="no room"):
-        async with changes_in(store, (), 0, upper.capture):
+        async with changes_in(store, Uppers(), (), 0, upper.capture):
             pass
     assert not upper.stands

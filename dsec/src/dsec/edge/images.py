@@ -45,7 +45,7 @@ from libdsec.protocol.spec import SandboxSpec
 
 from .blocking import in_thread
 from .image_data import ImageData
-from .packing import AT_ONCE, Capture, changes_in, pack_into
+from .packing import Capture, Uppers, changes_in, pack_into
 
 MAX_COMPOSED = 1024
 
@@ -189,7 +189,7 @@ class StoreImages:
         self._collector = Collector(store, mounts, self.uses, shared, now, self._forget_composed)
         self._data = ImageData(store, mounts, self.uses, loader or WholeLayers(), limit_bytes=cache_limit_bytes)
         self._puller = Puller(store)
-        self._packs = asyncio.Semaphore(AT_ONCE)
+        self._uppers = Uppers()
 
     async def compose(self, spec: SandboxSpec) -> Composed:
         while True:
@@ -278,8 +278,7 @@ class StoreImages:
         ref, publish = packing.asked.ref, packing.asked.publish
         if publish:
             self._required_store(f"publish {ref}")
-        async with self._packs:
-            answer = await pack_into(self._store, packing, capture, progress)
+        answer = await pack_into(self._store, self._uppers, packing, capture, progress)
         if publish:
             await self.publish(ref, progress)
         return answer
@@ -287,7 +286,7 @@ class StoreImages:
     def changes(
         self, layers: Sequence[str], id_base: int, capture: Capture
     ) -> AbstractAsyncContextManager[tuple[ChangeCount, Iterator[bytes]]]:
-        return changes_in(self._store, layers, id_base, capture)
+        return changes_in(self._store, self._uppers, layers, id_base, capture)
 
     async def fetch(self, ref: str, progress: Callable[[BuildProgress], None]) -> ImageInfo:
         await self.bring((ref,))

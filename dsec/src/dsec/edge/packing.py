@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from dsec.drivers.base import Captured
@@ -75,7 +75,9 @@ class _Standing:
         self.end()
 
 
-async def pack_into(store: LocalStore, packing: Packing, capture: Capture, progress: Progress) -> PackedDiff:
+async def pack_into(
+    store: LocalStore, uppers: Uppers, packing: Packing, capture: Capture, progress: Progress
+) -> PackedDiff:
     """The image made, or, where the very same step has made it before, found.
 
     :raises DSecError: see `dsec.store.pack.pack`; nothing is left, and the sandbox goes on.
@@ -84,12 +86,12 @@ async def pack_into(store: LocalStore, packing: Packing, capture: Capture, progr
 
     if (earlier := await asyncio.to_thread(check, store, packing)) is not None:
         return earlier
-    return await read_upper(capture, lambda upper, tell: pack(store, packing, upper, tell), progress)
+    return await uppers.read(capture, lambda upper, tell: pack(store, packing, upper, tell), progress)
 
 
 @asynccontextmanager
 async def changes_in(
-    store: LocalStore, layers: Sequence[str], id_base: int, capture: Capture
+    store: LocalStore, uppers: Uppers, layers: Sequence[str], id_base: int, capture: Capture
 ) -> AsyncIterator[tuple[ChangeCount, Iterator[bytes]]]:
     """What a sandbox changed over its layers, gathered: how many, and arrays of `Change`.
 
@@ -104,27 +106,31 @@ async def changes_in(
             with disk_full.typed("list what a sandbox has written", store.state_dir):
                 return write_changes(stack, upper, id_base, file)
 
-        count = await read_upper(capture, write, lambda news: None)
+        count = await uppers.read(capture, write, lambda news: None)
         yield count, read_batches(file)
 
 
-@contextmanager
-def _thread() -> Iterator[ThreadPoolExecutor]:
-    executor = ThreadPoolExecutor(1, "dsec-pack")
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False)  # what it does it finishes
+class Uppers:
+    """Reads what sandboxes have written, of `AT_ONCE` at the same time. On the edge's event loop."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        # of its own, one for each turn: those that the loop has are few, and for what is over soon
+        self._threads = ThreadPoolExecutor(AT_ONCE, "dsec-upper")
+
+    async def read(
+        self, capture: Capture, work: Callable[[Upper, Progress], _T], progress: Callable[[BuildProgress], None]
+    ) -> _T:
+        """What `work` returns, which is called in a thread with the upper that is captured. It says when it has read
+        that: the sandbox goes on then, and the work as well.
+
+        After a cancel both of its arguments raise; the work takes away what it has made, and only then this ends.
+        """
+        async with self._turns:
+            return await _read(self._threads, capture, work, progress)
 
 
-async def read_upper(
-    capture: Capture, work: Callable[[Upper, Progress], _T], progress: Callable[[BuildProgress], None]
-) -> _T:
-    """What `work` returns, which is called in a thread with the upper that is captured. It says when it has read that:
-    the sandbox goes on then, and the work as well.
-
-    After a cancel both of its arguments raise; the work takes away what it has made, and only then this ends.
-    """
+async def _read(threads: Executor, capture: Capture, work: Callable[[Upper, Progress], _T], progress: Progress) -> _T:
     loop = asyncio.get_running_loop()
     read: asyncio.Future[None] = loop.create_future()
     tell = telling(progress)
@@ -152,9 +158,7 @@ async def read_upper(
             loop.call_soon_threadsafe(end_reading)
 
         upper = Upper(what.path, what.since, check, done)
-        # a thread of its own: those that the loop has are few, and for what is over soon
-        thread = stack.enter_context(_thread())
-        working = loop.run_in_executor(thread, work, upper, step)
+        working = loop.run_in_executor(threads, work, upper, step)
         try:
             await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
             await stack.aclose()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.edge.images import Composed
-from dsec.edge.packing import Capture, read_upper
+from dsec.edge.packing import Capture, Uppers
 from dsec.store.oci.reference import RegistryPlace, parse_place, place_name
 from dsec.store.pack.order import Packing, Upper
 from dsec.store.remote.browse import Page
@@ -45,6 +45,7 @@ class FakeImages:
 
     def __init__(self) -> None:
         self._images: dict[str, ImageInfo] = {}
+        self._uppers = Uppers()
         self._packed: dict[str, tuple[str, PackedDiff]] = {}
         self.packing = threading.Event()
         """An upper is being read."""
@@ -154,7 +155,7 @@ class FakeImages:
             return made[1]
         if ref in self._images:
             raise AlreadyExistsError(f"cannot pack {ref}: it exists", ref=ref)
-        layer = await read_upper(capture, self._packed_layer, progress)
+        layer = await self._uppers.read(capture, self._packed_layer, progress)
         below = self.inspect(packing.spec.image).layers if packing.asked.kind == "base" else ()
         image = ImageInfo(ref, packing.asked.kind, (*below, layer), ImageConfig(), 0.0, packing.spec.image)
         self._images[ref] = image
@@ -181,7 +182,7 @@ class FakeImages:
             found = sorted(path for path in top.rglob("*") if path.is_file())
             return [Change(f"/{path.relative_to(top)}", "added", "file", path.stat().st_size) for path in found]
 
-        found = await read_upper(capture, find, lambda news: None)
+        found = await self._uppers.read(capture, find, lambda news: None)
         yield ChangeCount(len(found), 0, 0), iter([msgspec.msgpack.encode(found)] if found else [])
 
     async def verify(self, ref: str) -> ImageInfo:
