@@ -100,10 +100,37 @@ def build_layer(
             digests = writer.finish(data_size)
             seal(image, b"".join(digests))
             _write_all(metadata_fd, image)
-            metadata_digest = hashlib.sha256(image).digest()
+            built = finished(
+                image,
+                digests,
+                metadata_path=metadata_path,
+                data_path=data_path,
+                data_size=data_size,
+                inodes=inodes,
+                files=_count_files(tree),
+                content_bytes=data.content_bytes,
+                implied=tuple(sorted(tree.implied)),
+            )
             os.fsync(metadata_fd)
             writer.sync()
         _publish(directory, [data_path, metadata_path], sync_names)
+    return built
+
+
+def finished(
+    image: bytearray,
+    chunk_digests: tuple[bytes, ...],
+    *,
+    metadata_path: str,
+    data_path: str,
+    data_size: int,
+    inodes: int,
+    files: int,
+    content_bytes: int,
+    implied: tuple[bytes, ...] = (),
+) -> LayerBuild:
+    """The layer of a metadata image and of a data file whose chunks have these digests, with what follows from them."""
+    metadata_digest = hashlib.sha256(image).digest()
     return LayerBuild(
         metadata_path=metadata_path,
         data_path=data_path,
@@ -111,12 +138,12 @@ def build_layer(
         data_size=data_size,
         metadata_digest=metadata_digest,
         chunk_size=STORE_CHUNK_SIZE,
-        chunk_digests=digests,
-        layer_digest=layer_digest(metadata_digest, digests),
+        chunk_digests=chunk_digests,
+        layer_digest=layer_digest(metadata_digest, chunk_digests),
         inodes=inodes,
-        files=_count_files(tree),
-        content_bytes=data.content_bytes,
-        implied=tuple(sorted(tree.implied)),
+        files=files,
+        content_bytes=content_bytes,
+        implied=implied,
     )
 
 

@@ -9,7 +9,6 @@ not even make.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,8 @@ from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.errors import IntegrityError
 
 from . import disk_full
-from .build import LayerBuild
-from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE, chunk_digest, layer_digest
+from .build import LayerBuild, finished
+from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE, chunk_digest
 from .erofs.format import BLOCK_SIZE, round_up
 from .erofs.metadata import build_metadata
 from .flatten import Flattened, walk
@@ -132,16 +131,12 @@ class _Merging:
             file.write(image)
             file.flush()
             os.fsync(file.fileno())
-        digest = hashlib.sha256(image).digest()
-        return LayerBuild(
+        return finished(
+            image,
+            digests,
             metadata_path=metadata_path,
             data_path=data_path,
-            metadata_size=len(image),
             data_size=size,
-            metadata_digest=digest,
-            chunk_size=STORE_CHUNK_SIZE,
-            chunk_digests=digests,
-            layer_digest=layer_digest(digest, digests),
             inodes=inodes,
             files=files,
             content_bytes=content,
