@@ -24,7 +24,7 @@ from typing import Final
 from libdsec.protocol.errors import IntegrityError, QuotaExceededError
 
 from .erofs.format import BLOCK_SIZE
-from .erofs.reader import Image
+from .erofs.reader import Image, map_image
 from .layer_data import PlacedContent, StackData, Whole, require_whole
 from .records import LayerRecord
 from .rules import OVERLAY_PREFIX
@@ -163,8 +163,7 @@ def _read(layer: LayerRecord, start: int, tick: Callable[[], None]) -> tuple[Nod
 
 def _metadata(layer: LayerRecord) -> mmap.mmap:
     try:
-        with open(layer.metadata, "rb", buffering=0) as file:
-            image = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        image = map_image(layer.metadata)
     except (OSError, ValueError) as error:
         raise _broken(layer, f"cannot read {layer.metadata}: {error}") from error
     found = hashlib.sha256(image).hexdigest()

@@ -260,6 +260,26 @@ def _check_names(directory: bytes, names: list[bytes]) -> None:
         raise IntegrityError(f"cannot read layer: a path below {directory[:300]!r} is too long")
 
 
+def map_image(path: str) -> mmap.mmap:
+    """A metadata image as it lies on the disk, mapped as long as somebody has it.
+
+    :raises OSError, ValueError: it cannot be read, or is empty.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+def open_image(path: str) -> Image:
+    """One that was verified when it came here.
+
+    :raises IntegrityError: it cannot be read.
+    """
+    try:
+        return Image(map_image(path))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"cannot read layer: {path}: {error}", path=path) from error
+
+
 def read_file(data_fd: int, node: Node) -> Iterator[bytes]:
     """The contents of a regular file from the data file, in pieces of at most 1 MiB."""
     position = 0

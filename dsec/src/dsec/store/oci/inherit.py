@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import mmap
 import os
 import stat
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ from dsec.store.build import LayerBuild
 from dsec.store.digest import layer_digest
 from dsec.store.erofs.format import BLOCK_SIZE
 from dsec.store.erofs.metadata import build_metadata
-from dsec.store.erofs.reader import Image
+from dsec.store.erofs.reader import Image, open_image
 from dsec.store.rules import OVERLAY_PREFIX
 from dsec.store.tree import Node, Tree, invalid, is_opaque, is_whiteout
-from libdsec.protocol.errors import IntegrityError
 
 SUFFIX: Final = ".inherited"
 MAX_LINKS: Final = 40
@@ -46,7 +44,7 @@ def inherit(build: LayerBuild, below: Sequence[str], *, complete: bool) -> Layer
     if not build.implied or not (complete or any(map(stack.shows, build.implied))):
         return build
     tree = Tree()
-    tree.root, _ = Image(_mapped(build.metadata_path)).tree()  # names are not counted
+    tree.root, _ = open_image(build.metadata_path).tree()  # names are not counted
     implied = [path for path in build.implied if stack.shows(path) and not _hides(tree.root, path)]
     gone = set() if not complete else _drop(tree.root, stack, build.implied)
     implied = [path for path in implied if path not in gone]
@@ -152,7 +150,7 @@ def _put_in(root: Node, path: bytes, moved: Node) -> list[bytes]:
 
 class _Stack:
     def __init__(self, below: Sequence[str]) -> None:
-        images = [Image(_mapped(path)) for path in reversed(below)]
+        images = [open_image(path) for path in reversed(below)]
         self._at: dict[bytes, _At] = {b"": [(image, image.root_nid) for image in images]}
         self._listed: dict[tuple[int, int], dict[bytes, int]] = {}
 
@@ -244,11 +242,3 @@ def _describe(node: Node, like: Node) -> None:
     node.mode, node.uid, node.gid, node.mtime_ns = like.mode, like.uid, like.gid, like.mtime_ns
     own = [pair for pair in node.xattrs if pair[0].startswith(OVERLAY_PREFIX)]
     node.xattrs = (*(pair for pair in like.xattrs if not pair[0].startswith(OVERLAY_PREFIX)), *own)
-
-
-def _mapped(path: str) -> mmap.mmap:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"cannot read layer: {path}: {error}", path=path) from error

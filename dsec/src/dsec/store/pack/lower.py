@@ -4,16 +4,14 @@ little. The layers are those of a mounted sandbox: their images were verified wh
 
 from __future__ import annotations
 
-import mmap
 import stat
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from dsec.store.erofs.reader import Image
+from dsec.store.erofs.reader import Image, open_image
 from dsec.store.tree import Node, is_opaque, is_whiteout
-from libdsec.protocol.errors import IntegrityError
 
 MAX_REMEMBERED: Final = 4096
 """Directories, that is names of them: a walk comes to all of one directory before it leaves it for good."""
@@ -25,7 +23,7 @@ class Lower:
     def __init__(self, metadata: Sequence[str]) -> None:
         """`metadata`: the images' paths, the lowest layer first."""
         self._directories: OrderedDict[bytes, _Directory] = OrderedDict()
-        images = [_image(path) for path in reversed(metadata)]
+        images = [open_image(path) for path in reversed(metadata)]
         self._root = _Directory([(image, image.root_nid) for image in images])
 
     def __enter__(self) -> Self:
@@ -113,12 +111,3 @@ class _Directory:
                 {name: nid for name, nid in image.list(nid) if name not in (b".", b"..")} for image, nid in self.layers
             ]
         return self._names
-
-
-def _image(path: str) -> Image:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"cannot read layer: {path}: {error}", path=path) from error
-    return Image(content)
