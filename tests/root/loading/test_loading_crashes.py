@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import select
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,10 @@ from distant import DistantLayer
 from loading_process import Known, Start
 from loading_rig import Rig, hash_of, read_hash, start_read
 
-from dsec.linux.mounts import umount
+from dsec.linux import fanotify
+from dsec.linux.mounts import attach, umount
+from dsec.store.loading import precontent
+from dsec.store.loading.pending import PendingEvents
 
 pytestmark = pytest.mark.needs("root", "erofs-from-files", "pre-content")
 
@@ -227,3 +232,44 @@ def test_a_layer_that_is_mounted_is_not_evicted(zygote: socket.socket, rig: Rig)
         read_hash(root / next(iter(layer.hashes)))
         assert loading.ask(f"evict {layer.record.digest}") == "None"
         check(layer, root, {path: read_hash(root / path) for path in layer.hashes})
+
+
+def test_an_answer_for_a_dead_process_lets_no_later_reader_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process dies after it has answered an event and before it has said so; the next one cannot keep the event's
+    number, and another event gets it."""
+    layer = rig.layer(files=1)
+    path = next(iter(layer.hashes))
+    with rig.loader() as first:
+        mount = first.mount(layer.record)
+    root = rig.directory / "root"
+    root.mkdir()
+    attach(mount, str(root))
+    os.close(mount)
+    stale = PendingEvents(str(rig.directory / "pending"))
+    for number in range(200):
+        stale.record(number, layer.record.digest, 0, 4096)
+    monkeypatch.setattr(precontent, "_occupy", lambda number: None)
+    events = precontent.PreContent(os.dup(rig.group), str(rig.directory / "pending"))
+    assert len(events.inherit(fresh=False)) == 200
+    read_event = fanotify.read_event
+    answering: list[threading.Thread] = []
+
+    def read_and_answer(group: int) -> fanotify.Event | None:
+        event = read_event(group)
+        if event is not None:
+            answering.append(threading.Thread(target=events.answer_inherited, args=(event.descriptor,)))
+            answering[-1].start()
+            answering[-1].join(0.2)
+        return event
+
+    monkeypatch.setattr(fanotify, "read_event", read_and_answer)
+    try:
+        events.start(lambda *_: False, lambda _, event: events.answer(event.descriptor, errno.EIO), lambda: False)
+        assert "Input/output error" in read_hash(root / path)
+        for thread in answering:
+            thread.join(10)
+    finally:
+        events.stop()
+        events.close()
+        stale.close()
+        umount(str(root))

@@ -149,7 +149,7 @@ class PreContent:
             if not self._room.take(ROOM_S, beyond=is_awaited):
                 continue
             try:
-                event = fanotify.read_event(self.group)
+                event, shares_number = self._next()
             except KernelError as error:
                 _log.error("a read was refused: its event could not be taken", error=str(error))
                 event = None
@@ -159,25 +159,41 @@ class PreContent:
                 self._room.give_back()
                 continue
             try:
+                if shares_number:
+                    self._refuse_older(event.descriptor)
                 self._take(event)
             except Exception as error:
                 # one that is lost must not cost every other its answer
                 _log.error("an event was lost", error=str(error), exc_info=error)
 
+    def _next(self) -> tuple[fanotify.Event | None, bool]:
+        """The next event, and whether one that was inherited has its number. From here on nobody gives that one its
+        answer: it may have had it, and then this one would be let go on without its data."""
+        with self._inheriting:
+            event = fanotify.read_event(self.group)
+            if event is None or event.descriptor not in self._inherited:
+                return event, False
+            del self._inherited[event.descriptor]
+            return event, True
+
+    def _refuse_older(self, number: int) -> None:
+        _log.warning("a read was refused: another has its number now")
+        fanotify.answer(self.group, number, errno.EIO)
+        self._pending.clear(number)
+
     def _take(self, event: fanotify.Event) -> None:
         faults.point("loading.event.taken")
-        if event.descriptor in self._inherited:
-            _log.warning("a read was refused: another has its number now")
-            self.answer_inherited(event.descriptor, errno.EIO)
         try:
             digest = self._digest(event.descriptor)
-            if self._is_there(digest, event):
-                self._let_go_on(event.descriptor)
-                return
-            self._pending.record(event.descriptor, digest, event.offset, event.length)
+            there = self._is_there(digest, event)
+            if not there:
+                self._pending.record(event.descriptor, digest, event.offset, event.length)
         except (OSError, ValueError) as error:
             _log.error("a read was refused: its event could not be written down", error=str(error))
             self.answer(event.descriptor, errno.EIO)
+            return
+        if there:
+            self._let_go_on(event.descriptor)
             return
         faults.point("loading.event.recorded")
         self._on_event(digest, event)
