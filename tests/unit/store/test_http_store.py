@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from published import CHUNK, data_of, node, noise, open_impatient, put_image, quiet, read_chunks
 
+from dsec.store.oci.manifest import OCI_MANIFEST
 from dsec.store.remote.objects import Objects, Patience
 from dsec.store.remote.opening import open_store
-from dsec.testing.http_store import OCI_MANIFEST, HttpStore, http_store
+from dsec.testing.http_store import HttpStore, http_store
 from libdsec.protocol.errors import (
     AlreadyExistsError,
     ImageNotFoundError,

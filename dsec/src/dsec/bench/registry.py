@@ -18,13 +18,11 @@ from typing import Any
 
 import msgspec
 
-from dsec.testing.http_store import OCI_MANIFEST
+from dsec.store.oci.manifest import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST
 
 from . import crowd
 
 REPOSITORY = "burst/image"
-_CONFIG = "application/vnd.oci.image.config.v1+json"
-_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 LEVEL = 1
 _TIME_AT = 4
 """Of a gzip file: four bytes that nobody needs (RFC 1952)."""
@@ -56,13 +54,13 @@ def write(lower: Path, files: crowd.Files, count: int, root: Path) -> Archives:
     workspace_id, content = _plain_digest(scratch), bytearray(scratch.read_bytes())
     scratch.unlink()
     rootfs = {"type": "layers", "diff_ids": [base_id, workspace_id]}
-    config = _described(_CONFIG, root, {"architecture": "amd64", "os": "linux", "rootfs": rootfs})
+    config = _described(OCI_CONFIG, root, {"architecture": "amd64", "os": "linux", "rootfs": rootfs})
     workspaces = []
     for number in range(count):
         content[_TIME_AT : _TIME_AT + 4] = number.to_bytes(4, "little")
         workspaces.append(_blob(root, content))
         layers = [
-            {"mediaType": _LAYER, "digest": digest, "size": os.path.getsize(root / path_of(digest))}
+            {"mediaType": OCI_LAYER_GZIP, "digest": digest, "size": os.path.getsize(root / path_of(digest))}
             for digest in (base, workspaces[-1])
         ]
         manifest = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": layers}

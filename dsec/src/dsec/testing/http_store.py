@@ -21,6 +21,8 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import unquote
 
+from dsec.store.oci.manifest import OCI_MANIFEST
+
 COUNTS = "/-/counts"
 MAX_HEADER_BYTES = 16 * 1024
 PIECE = 64 * 1024
@@ -30,8 +32,6 @@ SHORTEST_S = 0.002
 _DATE = "Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
 _ETAG = b'ETag: "1"\r\n'
 """Nobody changes an object here, so that these need not be true."""
-
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 _TLS = b"\x16"
 """The first byte of a handshake."""
