@@ -180,6 +180,16 @@ def test_one_changed_bit_of_data_is_found_with_its_chunk(store: LocalStore, tmp_
     assert caught.value.details["chunk"] == 1
 
 
+def test_a_layer_of_another_generation_says_so(store: LocalStore, tmp_path: Path) -> None:
+    """It runs where it is, but its chunks are not what this DSec would call them."""
+    layer = stock(store, tmp_path / "s", "a:1", {"f": "1"}).layers[0]
+    path = Path(layer.directory, "layer.json")
+    path.write_text(path.read_text().replace('"generation":2', '"generation":1'))
+    check_for_mount(layer)
+    with pytest.raises(IntegrityError, match=r"is of generation 1, this DSec knows 2; remove the images [^;]*again$"):
+        check_whole(layer)
+
+
 def test_a_forged_record_is_found(store: LocalStore, tmp_path: Path) -> None:
     layer = stock(store, tmp_path / "trees", "one:v1", {"file": "content"}).layers[0]
     other = stock(store, tmp_path / "trees", "two:v1", {"file": "different"}).layers[0]

@@ -69,11 +69,7 @@ def read_layer_file(layer: LayerRecord) -> LayerFile:
     if record.schema != RECORD_SCHEMA:
         raise _broken(layer.digest, f"{path} is of schema {record.schema}, this DSec knows {RECORD_SCHEMA}")
     if record.generation != LAYER_GENERATION:
-        raise _broken(
-            layer.digest,
-            f"it is of generation {record.generation}, this DSec knows {LAYER_GENERATION}: remove its images and make "
-            "them again",
-        )
+        raise _broken(layer.digest, f"it is of generation {record.generation}, this DSec knows {LAYER_GENERATION}")
     return record
 
 
