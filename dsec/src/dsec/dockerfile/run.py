@@ -90,11 +90,12 @@ class _Made(msgspec.Struct, frozen=True):
 async def build(client: DSecClient, ref: str, text: str, directory: str, options: Options, say: Say) -> ImageInfo:
     """The Dockerfile `text` over the files of `directory`, published as `ref`.
 
-    :raises InvalidArgumentError: the file is wrong; names the line. Nothing was run.
+    :raises InvalidArgumentError: the file is wrong; names the line. Or the name is one of the cache's. Nothing was run.
     :raises AlreadyExistsError: the name is taken. Nothing was run.
     :raises StepFailedError: a RUN ended with anything but 0. No sandbox is left; the steps before it are in the cache.
     """
-    parse_ref(ref)
+    if parse_ref(ref).name.partition("/")[0] == CACHE:
+        raise InvalidArgumentError(f"cannot build {ref}: names that begin with {CACHE}/ are the cache's", field="ref")
     file = parse(text)
     check_arguments(file, options.arguments)
     stages = needed_stages(file, options.target, options.arguments)
