@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from dsec.store import tree as tree_module
-from dsec.store.tree import OPAQUE_XATTR, Node, Tree
+from dsec.store.tree import OPAQUE_XATTR, Node, Tree, type_name
 from libdsec.protocol.errors import InvalidArgumentError
 
 REG = stat.S_IFREG | 0o644
@@ -158,3 +158,9 @@ def test_an_opaque_directory_stays_so_when_its_entry_follows() -> None:
     tree.insert(b"f", Node(REG))
     with pytest.raises(InvalidArgumentError, match="not a directory"):
         tree.hide_below(b"f")
+
+
+def test_a_type_has_a_name_and_nonsense_has_none() -> None:
+    assert [type_name(mode) for mode in (REG, DIR, stat.S_IFLNK, stat.S_IFBLK, 0o644)] == [
+        *("file", "directory", "symlink", "device", "")
+    ]

@@ -21,17 +21,8 @@ from .flatten import Flattened
 from .layer_data import StackData, Whole, require_whole
 from .local import LocalStore
 from .records import LayerRecord
-from .tree import Node, printable
+from .tree import Node, printable, type_name
 
-TYPES: Final = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "symlink",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-}
 _ZEROS: Final = bytes(STORE_CHUNK_SIZE)
 _TICK_EVERY: Final = 1024
 
@@ -86,7 +77,7 @@ def _change(path: bytes, old: Node | None, new: Node | None) -> Change:
     node = new or old
     assert node is not None
     size = new.size if new is not None and stat.S_ISREG(new.mode) else 0
-    return Change(printable(path), kind, TYPES[stat.S_IFMT(node.mode)], size)
+    return Change(printable(path), kind, type_name(node.mode), size)
 
 
 class _Contents:

@@ -39,6 +39,16 @@ Run = tuple[int, int, int]
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
 
+_TYPE_NAMES: Final = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
 
 class Node:
     """An inode. `mtime_ns` is in nanoseconds since 1970 and may be negative, `mode` carries the file type,
@@ -71,8 +81,14 @@ class Node:
         self.children: dict[bytes, Node] | None = {} if mode & 0o170000 == stat.S_IFDIR else None
 
 
+def type_name(mode: int) -> str:
+    """What a mode is of, in a word; "" where it is of nothing, as a damaged image may say."""
+    return _TYPE_NAMES.get(stat.S_IFMT(mode), "")
+
+
 def printable(path: bytes) -> str:
-    """A path for a message: `/` first, and no byte that a terminal or JSON could stumble over."""
+    """A path in words: `/` first, and bytes that are no UTF-8 as `\\xNN`. Control characters stay: who writes to a
+    terminal leaves them out."""
     return "/" + path.decode("utf-8", "backslashreplace")
 
 

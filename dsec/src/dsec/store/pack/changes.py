@@ -18,7 +18,7 @@ import msgspec
 
 from dsec.store.rules import OVERLAY_PREFIX
 from dsec.store.sources import DirectorySource, Entry, SourceItem
-from dsec.store.tree import MAX_PATH_BYTES, Node, invalid, is_opaque, printable
+from dsec.store.tree import MAX_PATH_BYTES, Node, invalid, is_opaque, printable, type_name
 from libdsec.protocol.errors import QuotaExceededError
 from libdsec.protocol.images import Change, ChangeCount, ChangeKind
 
@@ -33,15 +33,6 @@ BATCH_BYTES: Final = 32 * 1024
 
 _LENGTH: Final = struct.Struct("<I")
 _encode: Final = msgspec.msgpack.Encoder().encode
-_TYPES: Final = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "symlink",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-}
 
 
 def write_changes(stack: Sequence[str], upper: Upper, id_base: int, file: IO[bytes]) -> ChangeCount:
@@ -191,7 +182,7 @@ class _Changes:
 
 
 def _change(path: bytes, kind: ChangeKind, mode: int, size: int = 0) -> Change:
-    return Change(printable(path), kind, _TYPES.get(stat.S_IFMT(mode), ""), size)
+    return Change(printable(path), kind, type_name(mode), size)
 
 
 def _in_path_order(items: Iterator[_Found]) -> Iterator[_Found]:
