@@ -36,7 +36,7 @@ from .ground import Ground
 from .machine import machine
 from .node import OwnNode
 from .pulling import Pulled, Pulling
-from .registry import Archives
+from .registry import Blobs
 from .rounds import Progress
 
 NAME = "burst"
@@ -80,13 +80,13 @@ async def measure(ground: Ground, samples: int, progress: Progress) -> Report:
         files = await asyncio.to_thread(crowd.read_trees, chosen)
         progress(1, 6, "packing images")
         images = max(1, samples // SHARED_BY)
-        archives = await asyncio.to_thread(registry.write, ground.lower, files, images, where / "store")
+        blobs = await asyncio.to_thread(registry.write, ground.lower, files, images, where / "store")
         field = _Field(ground, where, files)
         progress(2, 6, "publishing images")
         base_bytes, workspaces = await _publish(field, where / "store", images)
         progress(3, 6, "pulling")
-        least = await _pull(field, archives, Pulling.least)
-        skopeo = await _pull(field, archives, Pulling.skopeo) if shutil.which("skopeo") else None
+        least = await _pull(field, blobs, Pulling.least)
+        skopeo = await _pull(field, blobs, Pulling.skopeo) if shutil.which("skopeo") else None
         progress(4, 6, "on demand")
         ours = await _on_demand(field, "", where / "store", workspaces, samples)
         for size in CHUNKS_KIB:
@@ -112,12 +112,12 @@ async def _publish(field: _Field, store: Path, count: int, chunk_kib: int = 0) -
     return sum(layer.data_bytes for layer in base.layers), workspaces
 
 
-async def _pull(field: _Field, archives: Archives, how: Callable[[Pulling], Awaitable[Pulled]]) -> Run:
+async def _pull(field: _Field, blobs: Blobs, how: Callable[[Pulling], Awaitable[Pulled]]) -> Run:
     target = field.where / "pulled"
     target.mkdir()
     async with crowd.served(field.where / "store", LATENCY_MS, BANDWIDTH_MB) as url:
         before = await asyncio.to_thread(written, field.where)
-        pulled = await how(Pulling(url, archives, SHARED_BY, target, field.ground.directory))
+        pulled = await how(Pulling(url, blobs, SHARED_BY, target, field.ground.directory))
         after = await asyncio.to_thread(written, field.where)
         sent = (await crowd.counts(url)).bytes
     await asyncio.to_thread(shutil.rmtree, target)

@@ -24,7 +24,7 @@ from libdsec.protocol.errors import InternalError
 
 from . import crowd, registry
 from .native import Native, output_of
-from .registry import Archives
+from .registry import Blobs
 
 _AT_ONCE = 3
 _TIMEOUT_S = 600.0
@@ -40,9 +40,9 @@ class Pulled(msgspec.Struct, frozen=True):
 class Pulling:
     """`target` is an empty directory on the disk that counts; `compiled` has the floor."""
 
-    def __init__(self, url: str, archives: Archives, containers: int, target: Path, compiled: Path) -> None:
+    def __init__(self, url: str, blobs: Blobs, containers: int, target: Path, compiled: Path) -> None:
         """`containers`: of each image."""
-        self._url, self._archives, self._containers = url, archives, containers
+        self._url, self._blobs, self._containers = url, blobs, containers
         self._target, self._compiled = target, compiled
         self._layout = target / "layout"
 
@@ -68,21 +68,21 @@ class Pulling:
             async with gate:
                 await copy(number)
                 if not number:
-                    await asyncio.to_thread(unpack, self._archives.base, self._target / "base")
+                    await asyncio.to_thread(unpack, self._blobs.base, self._target / "base")
                     base.set()
-                await asyncio.to_thread(unpack, self._archives.workspaces[number], self._target / str(number))
+                await asyncio.to_thread(unpack, self._blobs.workspaces[number], self._target / str(number))
             await self._run(number)
             return time.perf_counter() - begin
 
         async with asyncio.TaskGroup() as tasks:
-            each = [tasks.create_task(ready(number)) for number in range(len(self._archives.workspaces))]
+            each = [tasks.create_task(ready(number)) for number in range(len(self._blobs.workspaces))]
         return Pulled(time.perf_counter() - begin, [task.result() for task in each])
 
     async def _run(self, number: int) -> None:
         scratch = self._target / f"scratch-{number}"
         scratch.mkdir()
         floor = Native(self._compiled, Path(f"{self._target / str(number)}:{self._target}/base"), scratch)
-        command = f"test $({crowd.READ}) = {self._archives.needed_bytes}"
+        command = f"test $({crowd.READ}) = {self._blobs.needed_bytes}"
         await floor.floor_create(self._containers, ["/bin/sh", "-c", command])
 
     def _stream(self, blob: str, target: Path) -> None:

@@ -28,7 +28,7 @@ _TIME_AT = 4
 """Of a gzip file: four bytes that nobody needs (RFC 1952)."""
 
 
-class Archives(msgspec.Struct, frozen=True):
+class Blobs(msgspec.Struct, frozen=True):
     base: str
     """Digests, `sha256:` and 64 hexadecimal digits."""
     workspaces: tuple[str, ...]
@@ -41,7 +41,7 @@ def path_of(blob: str) -> str:
     return f"v2/{REPOSITORY}/blobs/{blob}"
 
 
-def write(lower: Path, files: crowd.Files, count: int, root: Path) -> Archives:
+def write(lower: Path, files: crowd.Files, count: int, root: Path) -> Blobs:
     """Base and workspaces of `count` images, whose tags are their numbers from 0 on."""
     scratch = root / "archive.tar.gz"
     (root / path_of("")).mkdir(parents=True)
@@ -65,7 +65,7 @@ def write(lower: Path, files: crowd.Files, count: int, root: Path) -> Archives:
         ]
         manifest = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": layers}
         (root / f"v2/{REPOSITORY}/manifests/{number}").write_text(json.dumps(manifest))
-    return Archives(base, tuple(workspaces), needed)
+    return Blobs(base, tuple(workspaces), needed)
 
 
 def _described(kind: str, root: Path, document: Mapping[str, Any]) -> dict[str, object]:
