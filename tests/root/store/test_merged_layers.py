@@ -78,6 +78,8 @@ def rig(plans: Sequence[Plan]) -> Iterator[Rig]:
 @example([[(b"a/b", "file", 2)], [(b"a", "file", 1)], [(b"a/c\xff", "file", 1)]])
 @example([[(b"a/b/a", "file", 2)], [(b"a", "whiteout", 0)], [(b"a/b/b", "file", 1)]])
 @example([[(b"a/b", "file", 2), (b"a/a", "link", 0)], [(b"a/b", "file", 3)]])
+@example([[(b"a", "file", 6), (b"b", "file", 13), (b"c\xff", "file", 20)], [(b"a", "whiteout", 0)]])
+@example([[(b"a", "file", 6), (b"b", "file", 13)], [(b"b", "whiteout", 0)], [(b"b", "file", 6)]])
 def test_a_merged_stack_shows_what_the_stack_shows(plans: list[Plan]) -> None:
     with rig(plans) as made:
         expected = made.shown(made.layers)

@@ -27,7 +27,8 @@ _PATHS = [
 ]
 _KINDS = ["file"] * 4 + ["directory"] * 4 + ["whiteout"] * 4 + ["opaque"] * 2 + ["link"] * 3
 _KINDS += ["symlink", "device", "fifo", "hole", "socket"]
-_SIZES = [0, 1, 5000, 70_000, 262_144, 300_001]
+_SIZES = [0, 1, 5000, 70_000, 262_144, 300_001, 150_000]
+"""Two of the last lie over the border of a chunk."""
 
 Plan = list[tuple[bytes, str, int]]
 """(path, kind, number) in an order that a source may have."""
