@@ -1,16 +1,22 @@
 """Base, workspace and toolkits as one stack, and what must not be stacked."""
 
 import contextlib
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from layer_stacks import take
 from stocked import stock
 
 from dsec.store.compose import compose
 from dsec.store.listing import DIRECTORY, Listing
 from dsec.store.local import LocalStore
-from libdsec.protocol.environment import ImageConfig
+from dsec.store.records import ImageRecord
+from dsec.store.sources import BytesContent, Entry
+from dsec.store.tree import Node
+from libdsec.protocol.environment import ImageConfig, LayerKind
 from libdsec.protocol.errors import ConflictError, ImageNotFoundError, IntegrityError, InvalidArgumentError
 from libdsec.protocol.spec import SandboxSpec
 
@@ -116,6 +122,17 @@ def test_toolkits_are_checked_against_each_other(store: LocalStore, tmp_path: Pa
     stock(store, tmp_path / "trees", "tool:2", {"opt/x/y": "a file"}, "toolkit")
     with pytest.raises(ConflictError, match="tool:2"):
         compose(store.catalogue, SandboxSpec("base:1", toolkits=("tool:1", "tool:2")))
+
+
+def test_a_tree_may_be_as_deep_as_a_path_can_be_long(store: LocalStore) -> None:
+    deep = b"/".join([b"d"] * 2000)
+    with store.taking() as taken:
+        for ref, kind, at in (("deep:1", "base", deep), ("tool:1", "toolkit", deep), ("tool:2", "toolkit", deep[:-2])):
+            layer = take(store, taken, [Entry(at, Node(stat.S_IFREG | 0o644), BytesContent(ref.encode()))])
+            store.publish_image(ImageRecord(ref, cast("LayerKind", kind), (layer,), ImageConfig(), 1.0))
+    assert len(compose(store.catalogue, SandboxSpec("deep:1", toolkits=("tool:1",))).layers) == 2
+    with pytest.raises(ConflictError, match="tool:2"):
+        compose(store.catalogue, SandboxSpec("deep:1", toolkits=("tool:2",)))
 
 
 def test_a_listing_has_every_name_of_a_large_directory(store: LocalStore, tmp_path: Path) -> None:

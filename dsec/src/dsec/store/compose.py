@@ -108,7 +108,7 @@ def _first_conflict(below: tuple[str, ...], above: tuple[str, ...]) -> str | Non
         compared = _Comparison()
         for number, listing in enumerate(upper):
             stacked = [(each, each.root) for each in reversed([*lower, *upper[:number]])]
-            if (found := compared.run(listing, listing.root, stacked, b"")) is not None:
+            if (found := compared.run(listing, stacked)) is not None:
                 return found
     return None
 
@@ -116,9 +116,18 @@ def _first_conflict(below: tuple[str, ...], above: tuple[str, ...]) -> str | Non
 class _Comparison:
     def __init__(self) -> None:
         self._compared = 0
+        self._pending: list[tuple[int, list[tuple[Listing, int]], bytes]] = []
 
-    def run(self, above: Listing, directory: int, below: list[tuple[Listing, int]], path: bytes) -> str | None:
+    def run(self, above: Listing, below: list[tuple[Listing, int]]) -> str | None:
         """Go down only where both sides have a directory: anywhere else nothing can be hidden."""
+        self._pending = [(above.root, below, b"")]
+        while self._pending:
+            if (found := self._look(above, *self._pending.pop())) is not None:
+                return found
+        return None
+
+    def _look(self, above: Listing, directory: int, below: list[tuple[Listing, int]], path: bytes) -> str | None:
+        """Into one directory, which `below` have too, the highest first."""
         lower = [(listing, listing.children(nid)) for listing, nid in below]
         for name, (nid, kind) in above.children(directory).items():
             self._compared += 1
@@ -145,8 +154,8 @@ class _Comparison:
                 if kind != DIRECTORY:
                     break
                 merged.append((listing, other))
-            if merged and (found := self.run(above, nid, merged, where)) is not None:
-                return found
+            if merged:
+                self._pending.append((nid, merged, where))
         return None
 
 
