@@ -16,7 +16,7 @@ from published import CHUNK, data_of, node, noise, objects_in, open_impatient, p
 
 from dsec.store.records import LayerRecord
 from dsec.store.verify import read_layer_file
-from libdsec.protocol.errors import AlreadyExistsError, ImageNotFoundError
+from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError
 
 DATA = noise(1) + bytes(3 * CHUNK) + noise(2) + b"text " * 100_000 + noise(1) + b"end"
 
@@ -105,6 +105,21 @@ async def test_what_a_store_has_is_listed_in_pages(url: str, tmp_path: Path, mon
             after = page.next
         assert after is None
         assert listed == [local.catalogue.get(ref).info() for ref in ("a/b:1", "a:1", "a:2", "b:1")]
+
+
+async def test_a_strange_file_in_a_directory_hides_no_image(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    objects = open_impatient(str(tmp_path / "store"))
+    with node(tmp_path / "a", objects) as (local, shared):
+        put_image(local, "app:1", noise(1))
+        await shared.publish("app:1", quiet)
+        for name in ("2\n", "\udcff", "\x1b[31m"):
+            (tmp_path / f"store/names/app/_tags/{name}").write_text("?")
+        (tmp_path / "store/names/line\nbreak/_tags").mkdir(parents=True)
+        page = await shared.list(None)
+        assert [image.ref for image in page.images] == ["app:1"]
+        with pytest.raises(CapacityError):
+            await objects.list("names", 0)
 
 
 async def test_a_name_is_published_once(url: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from libdsec.protocol.errors import (
 )
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class Objects:
                     path=path,
                 )
             time.reschedule((time.when() or 0.0) + size / self._patience.bytes_per_s)
-            content = bytes(await found.bytes_async())
+            content = bytes(await found.bytes_async() if self.directory is not None else await _come(found, size))
             if len(content) != size:
                 raise OSError(f"{len(content)} bytes came instead of {size}")
             return content
@@ -126,7 +127,10 @@ class Objects:
 
         async def ask(_: asyncio.Timeout) -> memoryview:
             try:
-                return memoryview(await obstore.get_range_async(self._store, path, start=start, length=length))
+                if self.directory is not None:
+                    return memoryview(await obstore.get_range_async(self._store, path, start=start, length=length))
+                asked: GetOptions = {"range": (start, start + length)}
+                return await _come(await obstore.get_async(self._store, path, options=asked), length)
             except failures.GenericError:
                 # that the object ends before the range each store says in words of its own: then its size says so
                 if (await obstore.head_async(self._store, path))["size"] < start + length:
@@ -153,12 +157,17 @@ class Objects:
                 f"cannot list the shared store {self.url}: HTTP has no lists; name the image", store=self.url
             )
 
+        def check(count: int) -> None:
+            if count > limit:
+                raise CapacityError(f"cannot list {prefix} of {self.url}: it has more than {limit} objects")
+
         async def ask(_: asyncio.Timeout) -> list[str]:
+            if self.directory is not None:
+                return await asyncio.to_thread(_files_below, self.directory, prefix, check)
             found: list[str] = []
             async for some in obstore.list(self._store, prefix, chunk_size=1000):
                 found += [each["path"] for each in some]
-                if len(found) > limit:
-                    raise CapacityError(f"cannot list {prefix} of {self.url}: it has more than {limit} objects")
+                check(len(found))
             return found
 
         return await self._tried(f"list {prefix}", limit * _LISTED_BYTES, ask) or []
@@ -227,6 +236,35 @@ class Objects:
 
     def _turn(self) -> asyncio.Semaphore:
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(CONCURRENCY))
+
+
+def _files_below(directory: str, prefix: str, check: Callable[[int], None]) -> list[str]:
+    """Of a store that is a directory. obstore lists nothing where one file has a name that no object can have; here
+    such a file is left out."""
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    found: list[str] = []
+    for where, _, names in os.walk(os.path.join(directory, prefix), onerror=failed):
+        paths = (os.path.relpath(os.path.join(where, name), directory) for name in names)
+        found += [path for path in paths if path.isprintable()]
+        check(len(found))
+    return found
+
+
+async def _come(found: GetResult, size: int) -> memoryview:
+    """What comes of an answer over a network, which may be less than `size` bytes.
+
+    :raises OSError: more comes, whatever length was told before.
+    """
+    parts: list[memoryview] = []
+    async for part in found.stream(min_chunk_size=max(size, 1)):
+        parts.append(memoryview(part))
+        if (came := sum(map(len, parts))) > size:
+            raise OSError(f"{came} bytes came instead of {size}, and perhaps more")
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def _sync(path: str) -> None:
