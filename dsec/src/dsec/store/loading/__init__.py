@@ -6,10 +6,10 @@ any of it is read) and *prefetch* (all of it, then a whole layer).
 
 Theory of operation of pre-content. Beside a layer lies `data.erofs`, as long as it will be and with holes where nothing
 came yet. It is marked in the node's one fanotify group before it is mounted, so that the kernel holds whoever reads a
-range until somebody answers. A thread (`precontent`) takes events, writes each down (`pending`) and hands it to an
-event loop of its own (`looping`), where the layer's `filling` has the chunks of the range fetched (`flights`, in their
-`turns`) that are not there; each is held against its digest, written into the file, and only then said to be there
-(`cache`, `present`). When the range is there the reader goes on; when it cannot be had the read is an I/O error. Misses
+range until somebody answers. A thread (`precontent`) takes events. Reads of what is there it lets go on; every other
+event it writes down (`pending`) and hands to an event loop of its own (`looping`), where the layer's `filling` has the
+chunks of the range fetched (`flights`, in their `turns`) that are not there; each is held against its digest, written
+into the file, and only then said to be there (`cache`, `present`). When the range is there the reader goes on; when it cannot be had the read is an I/O error. Misses
 fetch their neighbours too (`readahead`), and a later start what an earlier one read (`trace`), below misses. When all
 is there the mark goes, and reading costs nothing more. `opened` has the layers that are being filled, `loader` is
 what the node sees.
