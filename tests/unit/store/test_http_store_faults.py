@@ -97,3 +97,33 @@ async def test_an_object_larger_than_it_may_be_is_not_read() -> None:
     async with server.serving() as objects:
         with pytest.raises(IntegrityError, match="more than 100"):
             await objects.get("object", 100)
+
+
+ENDLESS = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+"""A part of a body, again and again."""
+
+
+class Endless(Scripted):
+    """Tells a length, and sends parts for as long as somebody takes them."""
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.sent = 0
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(self.answers[0])
+            while self.sent < 1 << 28:
+                writer.write(ENDLESS)
+                self.sent += len(ENDLESS)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "extra"), [("200 OK", ""), ("206 Partial Content", "Content-Range: bytes 2-4/10\r\n")]
+)
+async def test_an_answer_that_does_not_end_is_not_taken_into_memory(status: str, extra: str) -> None:
+    server = Endless(reply(status, length=3, extra=f"Transfer-Encoding: chunked\r\n{extra}"))
+    async with server.serving() as objects:
+        with pytest.raises(UnavailableError, match="bytes came instead of 3"):
+            await (objects.get_range("object", 2, 3) if extra else objects.get("object", 10))
+    assert server.sent < 1 << 26
