@@ -9,10 +9,10 @@ came yet. It is marked in the node's one fanotify group before it is mounted, so
 range until somebody answers. A thread (`precontent`) takes events. Reads of what is there it lets go on; every other
 event it writes down (`pending`) and hands to an event loop of its own (`looping`), where the layer's `filling` has the
 chunks of the range fetched (`flights`, in their `turns`) that are not there; each is held against its digest, written
-into the file, and only then said to be there (`cache`, `present`). When the range is there the reader goes on; when it cannot be had the read is an I/O error. Misses
-fetch their neighbours too (`readahead`), and a later start what an earlier one read (`trace`), below misses. When all
-is there the mark goes, and reading costs nothing more. `opened` has the layers that are being filled, `loader` is
-what the node sees.
+into the file, and only then said to be there (`cache`, `present`). When the range is there the reader goes on; when it
+cannot be had the read is an I/O error. Misses fetch their neighbours too (`readahead`), and a later start what an
+earlier one read (`trace`), below misses. When all is there the mark goes, and reading costs nothing more. `opened` has
+the layers that are being filled, `loader` is what the node sees.
 
 What must always hold:
 - No byte is readable before it was held against its digest. What neither `present.map` nor `present.whole` vouches for
