@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from layer_trees import (
 )
 
 from dsec.store.build import build_layer
+from dsec.store.erofs import format as disk
 from dsec.store.erofs.reader import Image
 from dsec.store.sources import BytesContent, Entry, MemorySource
 from dsec.store.tree import Node
@@ -176,6 +178,43 @@ def test_a_damaged_image_is_told(build: Build) -> None:
         Image(image)
     with pytest.raises(IntegrityError):
         Image(image[:100])
+
+
+def test_damage_behind_the_superblock_is_told_or_does_not_matter(build: Build) -> None:
+    members = [Member(b"d", DIR), *(Member(b"d/%d" % number, REG, content=noise(5000)) for number in range(30))]
+    members += [
+        Member(b"d/link", stat.S_IFLNK | 0o777, target=b"t" * 200),
+        Member(b"x", REG, xattrs=((b"user.a", b"b"),)),
+    ]
+    whole = Path(build(items(members)).metadata_path).read_bytes()
+    dice = random.Random(1)
+    told = set()
+    for _ in range(1500):
+        image = bytearray(whole)
+        for _ in range(dice.randint(1, 3)):
+            image[dice.randrange(disk.FIRST_INODE_OFFSET, len(image))] = dice.choice((0, 1, 0x7F, 0x80, 0xFF))
+        image[disk.CHECKSUM_OFFSET : disk.CHECKSUM_OFFSET + 4] = bytes(4)
+        checksum = disk.crc32c(bytes(image[disk.SUPERBLOCK_OFFSET : disk.BLOCK_SIZE]))
+        disk.CHECKSUM.pack_into(image, disk.CHECKSUM_OFFSET, checksum)
+        for look in (_walk, _look_up_all):
+            try:
+                look(Image(image))
+            except IntegrityError as error:
+                told.add(str(error).partition(":")[2][:20])
+    assert len(told) > 5
+
+
+def _walk(image: Image) -> None:
+    for _ in image.walk():
+        pass
+
+
+def _look_up_all(image: Image) -> None:
+    """As whoever reads single directories does."""
+    for _, nid in image.list(image.root_nid):
+        if stat.S_ISDIR(image.node(nid).mode):
+            for _, below in image.list(nid):
+                image.node(below)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -29,6 +29,7 @@ from dsec.store.tree import (
 from libdsec.protocol.errors import IntegrityError
 
 _PREFIXES = {number: prefix for prefix, number in disk.XATTR_PREFIXES}
+_Listed = list[tuple[bytes, int]]
 _TICK_EVERY = 4096
 """Names."""
 
@@ -116,14 +117,18 @@ class Image:
                     raise IntegrityError(f"cannot read layer: directory {nid} has two names")
                 seen.add(nid)
                 prefix = path + b"/" if path else b""
-                children = [(name, child) for name, child in self.list(nid) if name not in (b".", b"..")]
+                children = [(name, child) for name, child in self._list(nid) if name not in (b".", b"..")]
                 _check_names(path, [name for name, _ in children])
                 pending.extend((prefix + name, child) for name, child in reversed(children))
 
-    def list(self, nid: int) -> list[tuple[bytes, int]]:
+    def list(self, nid: int) -> _Listed:
         """A directory's (name, nid) pairs in the order on disk, `.` and `..` among them."""
+        with _damage_is_typed():
+            return self._list(nid)
+
+    def _list(self, nid: int) -> _Listed:
         raw, node = self._inode(nid)
-        found: list[tuple[bytes, int]] = []
+        found: _Listed = []
         content = self._content(raw, node.size)
         for start in range(0, len(content), BLOCK_SIZE):
             block = content[start : start + BLOCK_SIZE]
