@@ -74,8 +74,9 @@ class Flattened:
         """See `Source.entries`; may be called again once it is closed or has ended.
 
         First everything that has no data, directories before what is in them, names in byte order; then the files with
-        data in the order of their blocks, so that data files are read from front to end, and that a layer built from
-        a layer is the same one again; then files that are one hole.
+        data in the order of their blocks, so that data files are read from front to end; then files that are one hole.
+        A layer built from a layer is the same one again, where its own build never closed a chunk with room to make way
+        (`erofs.data`): beyond that small files may come to lie elsewhere.
         """
         late: list[tuple[bytes, Node]] = []
         first: dict[int, bytes] = {}
