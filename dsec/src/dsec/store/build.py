@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from dsec.store import disk_full
 from dsec.store.digest import STORE_CHUNK_SIZE, layer_digest
+from dsec.store.durable import sync_directory
 from dsec.store.erofs.chunks import ChunkWriter
 from dsec.store.erofs.data import DataFile
 from dsec.store.erofs.format import BLOCK_SIZE
@@ -229,11 +230,7 @@ def _publish(directory: str, paths: list[str], sync_names: bool) -> None:
             os.rename(path + PARTIAL_SUFFIX, path)
             named.append(path)
         if sync_names:
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_directory(directory)
     except BaseException:
         for path in named:
             os.unlink(path)

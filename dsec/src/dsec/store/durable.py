@@ -14,7 +14,7 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: str, content: bytes) -> None:
+def write_durably(path: str, content: bytes | bytearray) -> None:
     """A file's bytes. Its name is there once its directory is synced."""
     with open(path, "wb") as file:
         file.write(content)

@@ -21,6 +21,7 @@ from libdsec.protocol.errors import IntegrityError
 from . import disk_full
 from .build import LayerBuild, finished
 from .digest import DIGEST_SIZE, STORE_CHUNK_SIZE, chunk_digest
+from .durable import write_durably
 from .erofs.format import BLOCK_SIZE, round_up
 from .erofs.metadata import build_metadata
 from .flatten import Flattened, walk
@@ -127,10 +128,7 @@ class _Merging:
         tree = Tree()
         tree.root = self._tree.root
         image, inodes = build_metadata(tree, size // BLOCK_SIZE, b"".join(digests))
-        with open(metadata_path, "xb") as file:
-            file.write(image)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(metadata_path, image)
         return finished(
             image,
             digests,

@@ -16,6 +16,7 @@ from typing import Final
 
 from dsec.store.build import LayerBuild
 from dsec.store.digest import layer_digest
+from dsec.store.durable import write_durably
 from dsec.store.erofs.format import BLOCK_SIZE
 from dsec.store.erofs.metadata import build_metadata
 from dsec.store.erofs.reader import Image, open_image
@@ -53,10 +54,7 @@ def inherit(build: LayerBuild, below: Sequence[str], *, complete: bool) -> Layer
     _settle(tree.root, stack, implied)
     _count_names(tree.root)
     image, inodes = build_metadata(tree, build.data_size // BLOCK_SIZE, b"".join(build.chunk_digests))
-    with open(build.metadata_path + SUFFIX, "xb") as file:
-        file.write(image)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(build.metadata_path + SUFFIX, image)
     os.rename(build.metadata_path + SUFFIX, build.metadata_path)
     digest = hashlib.sha256(image).digest()
     return dataclasses.replace(
