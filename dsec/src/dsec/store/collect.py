@@ -40,7 +40,12 @@ def plan(
     now: float,
 ) -> Plan:
     """`sizes` are those of all layers on the disk, `last_used` has a time for each of them."""
-    left = {image.ref: frozenset(layer.digest for layer in image.layers) for image in images}
+    layers = {image.ref: frozenset(layer.digest for layer in image.layers) for image in images}
+    having: dict[str, list[str]] = {}
+    for ref, digests in layers.items():
+        for digest in digests:
+            having.setdefault(digest, []).append(ref)
+    left = {digest: len(refs) for digest, refs in having.items()}
     total = sum(sizes.values())
     going: list[str] = []
     gone: dict[str, tuple[str, ...]] = {}
@@ -53,11 +58,12 @@ def plan(
     for _, ref in candidates:
         if total <= keep_bytes:
             break
-        layers = left.pop(ref)
         going.append(ref)
-        for digest in sorted(layers - frozenset().union(*left.values())):
-            gone[digest] = tuple(each.ref for each in images if digest in {layer.digest for layer in each.layers})
-            total -= sizes.get(digest, 0)
+        for digest in sorted(layers[ref]):
+            left[digest] -= 1
+            if not left[digest]:
+                gone[digest] = tuple(having[digest])
+                total -= sizes.get(digest, 0)
     needed = {ref for refs in gone.values() for ref in refs}
     collected = tuple(
         Collected(digest, refs, sizes.get(digest, 0), _why(last_used.get(digest), now)) for digest, refs in gone.items()
