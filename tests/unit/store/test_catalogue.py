@@ -73,7 +73,7 @@ def test_a_name_is_published_once(path: str, catalogue: Catalogue) -> None:
     catalogue.publish(image(path, "one:v1", 1))
     with pytest.raises(AlreadyExistsError, match="one:v1"):
         catalogue.publish(image(path, "one:v1", 2))
-    assert catalogue.layer_digests() == {layer(path, 1).digest}
+    assert [catalogue.has_layer(layer(path, number).digest) for number in (1, 2)] == [True, False]
 
 
 def test_the_list_is_by_name(path: str, catalogue: Catalogue) -> None:
@@ -113,7 +113,7 @@ def test_removing_tells_which_layers_nobody_has(path: str, catalogue: Catalogue)
     with pytest.raises(ImageNotFoundError):
         catalogue.get("one:v1")
     assert set(catalogue.remove("two:v1")) == {layer(path, 2).digest, layer(path, 3).digest}
-    assert catalogue.layer_digests() == frozenset()
+    assert not any(catalogue.has_layer(layer(path, number).digest) for number in (1, 2, 3))
     catalogue.publish(image(path, "one:v1", 4))
     assert catalogue.get("one:v1").layers[0].digest == layer(path, 4).digest
 
@@ -170,7 +170,7 @@ def test_of_many_publishing_one_name_one_wins(path: str) -> None:
         thread.join()
     assert sorted(outcomes) == ["lost"] * 7 + ["won"]
     with contextlib.closing(Catalogue(path)) as catalogue:
-        assert len(catalogue.layer_digests()) == 1
+        assert len(catalogue.rows("SELECT digest FROM layers")) == 1
 
 
 def test_a_newer_schema_is_refused_untouched(path: str, catalogue: Catalogue) -> None:

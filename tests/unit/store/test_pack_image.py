@@ -72,7 +72,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     yield store
     assert os.listdir(store.local.state_dir + "/building") == []
     kept = set(os.listdir(store.local.layers_dir))
-    assert kept == {digest.removeprefix("sha256:") for digest in store.local.catalogue.layer_digests()}
+    known = {layer.digest for image in store.local.catalogue.list() for layer in image.layers}
+    assert kept == {digest.removeprefix("sha256:") for digest in known}
     store.local.close()
 
 

@@ -175,8 +175,9 @@ class Catalogue:
             raise ImageNotFoundError(f"cannot find layer {digest}: no image has it", digest=digest)
         return self._record(*rows[0])
 
-    def layer_digests(self) -> frozenset[str]:
-        return frozenset(digest for (digest,) in self.rows("SELECT digest FROM layers"))
+    def has_layer(self, digest: str) -> bool:
+        """Whether an image has it."""
+        return bool(self.rows("SELECT 1 FROM layers WHERE digest = ?", (digest,)))
 
     def remove(self, ref: str, check: Callable[[tuple[str, ...]], None] | None = None) -> tuple[str, ...]:
         """Forget an image. Returns the digests of layers that no image has any more.

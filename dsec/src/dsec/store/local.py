@@ -189,9 +189,8 @@ class LocalStore:
 
     def _remove_unknown(self, digests: list[str] | tuple[str, ...]) -> None:
         """Remove layers unless the catalogue has them. A rename first: half a layer never has a layer's name."""
-        known = self.catalogue.layer_digests()
         for digest in digests:
-            if digest in known or self._kept[digest]:
+            if self._kept[digest] or self.catalogue.has_layer(digest):
                 continue
             grave = os.path.join(self._building, secrets.token_hex(12))
             try:
