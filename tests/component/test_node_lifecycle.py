@@ -137,6 +137,16 @@ async def test_admission_counts_requests_and_not_limits(run_dir: str) -> None:
     assert given_back(node)
 
 
+async def test_an_image_that_a_sandbox_is_made_of_stays(run_dir: str) -> None:
+    async with fake_node(run_dir) as node, node.client() as client:
+        sandbox = await create(client)
+        with pytest.raises(ConflictError, match=f"cannot remove image tiny:1: .* {sandbox} among them") as caught:
+            await client.call("image.remove", ref="tiny:1")
+        assert caught.value.details["sandboxes"] == [sandbox]
+        await client.call("sandbox.stop", sandbox=sandbox)
+        await client.call("image.remove", ref="tiny:1")
+
+
 async def test_ids_run_out_and_come_back(run_dir: str) -> None:
     async with fake_node(run_dir, id_ranges=2) as node, node.client() as client:
         first = await create(client)

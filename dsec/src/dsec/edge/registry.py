@@ -74,6 +74,14 @@ class Registry:
         """Those of a job that live, the oldest first."""
         return [sandbox for sandbox in self._live.values() if sandbox.job == job]
 
+    def of_image(self, ref: str) -> list[Sandbox]:
+        """Those that live and were made of it, as image, workspace or toolkit."""
+        return [
+            sandbox
+            for sandbox in self._live.values()
+            if ref in (sandbox.spec.image, sandbox.spec.workspace, *sandbox.spec.toolkits)
+        ]
+
     def of_rollout(self, rollout: str) -> list[Sandbox]:
         return [sandbox for sandbox in self._live.values() if sandbox.spec.rollout == rollout]
 

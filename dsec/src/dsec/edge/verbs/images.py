@@ -15,12 +15,16 @@ from libdsec.protocol.environment import (
     ImageNameRequest,
     parse_ref,
 )
+from libdsec.protocol.errors import ConflictError
 
 from .arguments import encode, progress_to, read
 from .pages import fill_page
 
 if TYPE_CHECKING:
     from dsec.edge.edge import Edge
+
+MAX_NAMED = 20
+"""Sandboxes in an error."""
 
 
 class _Page(msgspec.Struct):
@@ -65,6 +69,14 @@ def remove(edge: Edge, request: Request, caller: Caller) -> Answerer:
 
 
 async def _remove(edge: Edge, ref: str) -> Empty:
+    """Its layers may stay with other images; without its name a sandbox of it could not be packed any more."""
+    if using := edge.registry.of_image(ref):
+        raise ConflictError(
+            f"cannot remove image {ref}: {len(using)} sandboxes are made of it, {using[0].id} among them; stop them "
+            "first",
+            ref=ref,
+            sandboxes=[sandbox.id for sandbox in using[:MAX_NAMED]],
+        )
     await edge.images.remove(ref)
     return Empty()
 
