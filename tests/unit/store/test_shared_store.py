@@ -16,7 +16,7 @@ from published import CHUNK, data_of, node, noise, objects_in, open_impatient, p
 
 from dsec.store.records import LayerRecord
 from dsec.store.verify import read_layer_file
-from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError
+from libdsec.protocol.errors import AlreadyExistsError, CapacityError, ImageNotFoundError, UnavailableError
 
 DATA = noise(1) + bytes(3 * CHUNK) + noise(2) + b"text " * 100_000 + noise(1) + b"end"
 
@@ -120,6 +120,21 @@ async def test_a_strange_file_in_a_directory_hides_no_image(tmp_path: Path) -> N
         assert [image.ref for image in page.images] == ["app:1"]
         with pytest.raises(CapacityError):
             await objects.list("names", 0)
+
+
+async def test_a_directory_that_has_gone_is_no_empty_store(tmp_path: Path) -> None:
+    objects = open_impatient(str(tmp_path / "shared"))
+    with node(tmp_path / "a", objects) as (local, shared):
+        put_image(local, "app:v1", DATA)
+        os.rename(tmp_path / "shared", tmp_path / "elsewhere")
+        gone = f"the shared store {tmp_path}/shared is not there any more"
+        with pytest.raises(UnavailableError, match=gone):
+            await shared.publish("app:v1", quiet)
+        with pytest.raises(UnavailableError, match=gone):
+            await shared.resolve("other:v1")
+        with pytest.raises(UnavailableError, match=gone):
+            await objects.list("names", 10)
+        assert not (tmp_path / "shared").exists()
 
 
 async def test_a_name_is_published_once(url: str, tmp_path: Path) -> None:

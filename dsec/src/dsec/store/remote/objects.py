@@ -163,6 +163,7 @@ class Objects:
 
         async def ask(_: asyncio.Timeout) -> list[str]:
             if self.directory is not None:
+                await self._require_directory(f"list {prefix}")
                 return await asyncio.to_thread(_files_below, self.directory, prefix, check)
             found: list[str] = []
             async for some in obstore.list(self._store, prefix, chunk_size=1000):
@@ -180,6 +181,7 @@ class Objects:
         self.require_writable(f"write {path}")
 
         async def ask(_: asyncio.Timeout) -> bool:
+            await self._require_directory(f"write {path}")
             try:
                 await obstore.put_async(
                     self._store, path, content, mode="overwrite" if replace else "create", use_multipart=False
@@ -205,6 +207,7 @@ class Objects:
                 async with self._turn(), asyncio.timeout(attempt_s) as time:
                     return await ask(time)
             except FileNotFoundError:
+                await self._require_directory(doing)
                 return None
             except TimeoutError:
                 failure = UnavailableError(
@@ -217,6 +220,17 @@ class Objects:
             await asyncio.sleep(pause * random.uniform(1.0, 1.5))
             pause *= 2
         raise AssertionError("unreachable")
+
+    async def _require_directory(self, doing: str) -> None:
+        """A directory that has gone is no empty store, and is not made anew.
+
+        :raises UnavailableError: it has gone.
+        """
+        if self.directory is not None and not await asyncio.to_thread(os.path.isdir, self.directory):
+            raise UnavailableError(
+                f"cannot {doing}: the shared store {self.url} is not there any more; mount the share it lies on",
+                store=self.url,
+            )
 
     def _in_words(self, doing: str, error: Exception) -> UnavailableError:
         """What is worth another attempt is returned; what is not, raised."""
