@@ -124,6 +124,13 @@ def test_nobody_there(lying: Lying) -> None:
             Registry(place, plain_http=True, patience=PATIENCE).manifest("v1")
 
 
+def test_plain_http_where_tls_was_expected_is_said_at_once(lying: Lying) -> None:
+    asked = Registry(RegistryPlace(lying.host, "team/app", "v1", ""), patience=PATIENCE)
+    with pytest.raises(UnavailableError, match="does not speak TLS; if .* say --plain-http"):
+        asked.manifest("v1")
+    asked.close()
+
+
 def test_a_proxy_gets_the_user_that_its_url_has_and_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as proxy:

@@ -68,6 +68,10 @@ def nothing() -> None:
     """The pulse of somebody who cannot be interrupted."""
 
 
+_NO_TLS = re.compile("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST")
+"""What OpenSSL says where the other side answers in plain HTTP; by its versions."""
+
+
 class Connection:
     """A registry as somebody: what is asked through this goes out with `login`. For one thread at a time."""
 
@@ -268,6 +272,11 @@ class Connection:
         why = f"{what}: {network_error(error)}"
         if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise UnavailableError(f"cannot trust {self.host}: {why}; SSL_CERT_FILE of the server may name more roots")
+        if isinstance(error, SSLError) and _NO_TLS.search(str(error)):
+            raise UnavailableError(
+                f"cannot reach {self.host}: it does not speak TLS; if it is a registry on this machine that speaks plain "
+                "HTTP say --plain-http (plain_http=True)"
+            )
         self.try_again(tries, why)
 
     def _joined(self, url: str, to: str) -> str:
