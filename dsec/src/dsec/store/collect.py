@@ -113,9 +113,8 @@ class Collector:
         """Forget images until the layers have `keep_bytes` at most, or no more may go."""
         async with self._turn:
             planned = await asyncio.to_thread(self._plan, keep_bytes)
-            removed = set(planned.images)
-            if not dry_run:
-                removed = {ref for ref in planned.images if await self._remove(ref)}
+            go = self._is_shared if dry_run else self._remove
+            removed = {ref for ref in planned.images if await go(ref)}
         # a layer is gone where all went that had it
         collected = tuple(each for each in planned.collected if removed.issuperset(each.refs))
         total = sum(each.bytes for each in planned.collected)
@@ -160,6 +159,14 @@ class Collector:
 
     def _in_use(self, digest: str) -> bool:
         return self._mounts.in_use(digest) or self._uses.just_used(digest)
+
+    async def _is_shared(self, ref: str) -> bool:
+        """Whether the store still has what this node remembers that it has."""
+        try:
+            image = self._store.catalogue.get(ref)
+        except ImageNotFoundError:
+            return True
+        return self._shared is not None and await self._shared.has(image)
 
     async def _remove(self, ref: str) -> bool:
         """False: somebody needs it after all, or the store has lost it."""
