@@ -13,6 +13,7 @@ import inspect
 import os
 import platform
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +27,10 @@ import uvloop
 
 from dsec.store.digest import LAYER_GENERATION
 from remains import BUILD, STATE_PREFIX, Remains
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # as a shell starts what runs in its background; whatever a test starts would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGE_STATE = BUILD / f"test-image-{LAYER_GENERATION}"

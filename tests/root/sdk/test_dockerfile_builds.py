@@ -270,9 +270,12 @@ def test_an_interrupted_build_leaves_nothing(url: str, image: str, client: DSecC
     with subprocess.Popen(
         [*command, "--build-arg", f"BASE={image}"], env={**os.environ, "DSEC_URL": url}, stderr=subprocess.PIPE
     ) as process:
-        assert process.stderr is not None
-        while process.stderr.readline() != b"begun\n":
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        try:
+            assert process.stderr is not None
+            while process.stderr.readline() != b"begun\n":
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
     assert client.list() == ()
