@@ -168,7 +168,7 @@ def inspect(ref: RefArgument, json: JsonOption = False) -> None:
 
 @app.command()
 def verify(ref: RefArgument, json: JsonOption = False) -> None:
-    """Read every byte of an image's layers and hold it against their digests.
+    """Read every byte of an image's layers that is on this node and hold it against their digests.
 
     \b
     dsec image verify debian:12
@@ -179,8 +179,16 @@ def verify(ref: RefArgument, json: JsonOption = False) -> None:
             info = await client.verify_image(ref)
         if json:
             emit(info)
-        else:
+            return
+        stats = (await client.image_stats(ref)).layers
+        present, whole = sum(each.present_bytes for each in stats), sum(each.data_bytes for each in stats)
+        if present == whole:
             say(f"{info.ref}: all {len(info.layers)} layers are what their digests say")
+        else:
+            say(
+                f"{info.ref}: what is here of its layers, {amount(present)} of {amount(whole)}, is what their digests "
+                "say; `dsec image fetch` brings the rest"
+            )
 
     execute(json, work)
 

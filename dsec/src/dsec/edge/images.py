@@ -323,7 +323,8 @@ class StoreImages:
     def _required_store(self, doing: str) -> SharedStore:
         if self._shared is None:
             raise UnsupportedOperationError(
-                f"cannot {doing}: this node has no shared store; start its server with DSEC_STORE=URL"
+                f"cannot {doing}: this node has no shared store; end its server with `dsec serve --drain` and "
+                "start it with DSEC_STORE=URL"
             )
         return self._shared
 

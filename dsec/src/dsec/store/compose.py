@@ -73,7 +73,11 @@ def compose(catalogue: Catalogue, spec: SandboxSpec) -> Composition:
 def _of_kind(catalogue: Catalogue, ref: str, kind: LayerKind, field: str) -> ImageRecord:
     image = catalogue.get(ref)
     if image.kind != kind:
-        raise InvalidArgumentError(f"cannot use {ref} as {kind}: it is a {image.kind}", field=field, ref=ref)
+        raise InvalidArgumentError(
+            f"cannot use {ref} as {kind}: it is a {image.kind}, and goes where a {image.kind} is asked for",
+            field=field,
+            ref=ref,
+        )
     return image
 
 
