@@ -126,7 +126,7 @@ def test_nobody_there(lying: Lying) -> None:
 
 def test_plain_http_where_tls_was_expected_is_said_at_once(lying: Lying) -> None:
     asked = Registry(RegistryPlace(lying.host, "team/app", "v1", ""), patience=PATIENCE)
-    with pytest.raises(UnavailableError, match="does not speak TLS; if .* say --plain-http"):
+    with pytest.raises(UnavailableError, match=r"does not speak TLS; if .* say --plain-http"):
         asked.manifest("v1")
     asked.close()
 

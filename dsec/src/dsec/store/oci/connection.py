@@ -274,8 +274,8 @@ class Connection:
             raise UnavailableError(f"cannot trust {self.host}: {why}; SSL_CERT_FILE of the server may name more roots")
         if isinstance(error, SSLError) and _NO_TLS.search(str(error)):
             raise UnavailableError(
-                f"cannot reach {self.host}: it does not speak TLS; if it is a registry on this machine that speaks plain "
-                "HTTP say --plain-http (plain_http=True)"
+                f"cannot reach {self.host}: it does not speak TLS; if it is a registry on this machine that speaks "
+                "plain HTTP say --plain-http (plain_http=True)"
             )
         self.try_again(tries, why)
 
