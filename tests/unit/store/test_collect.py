@@ -198,7 +198,10 @@ async def test_an_image_that_the_store_has_lost_is_not_forgotten(tmp_path: Path,
         next(node.directory.glob(lost)).unlink()
         await node.publish("b:1", 2)
         node.later()
+        tried = await node.images.collect(0, True)
+        assert node.names() == ["a:1", "b:1"]
         done = await node.images.collect(0, False)
+        assert done == tried
         assert [each.refs for each in done.collected] == [("b:1",)]
         assert done.kept_bytes >= MIB
         assert node.names() == ["a:1"]
