@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dsec.cli.serve import serve as command
 from dsec.config import NodeConfig, find_aether, load
 from dsec.serve import main as serve
-from dsec.serve.lock import RunLock, prefix_held
+from dsec.serve.lock import RunLock, ids_claimed, prefix_held
 from libdsec.protocol.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -100,3 +101,12 @@ def test_the_help_of_the_server_names_every_variable() -> None:
     names = {name.upper() for name in NodeConfig.__struct_fields__} - options
     said = set(re.findall(r"DSEC_(\w+)", command.__doc__ or ""))
     assert sorted(names - said) == []
+
+
+def test_two_servers_with_the_same_ids_are_told() -> None:
+    with capture_logs() as said, ids_claimed(7), ids_claimed(8):
+        assert said == []
+        with ids_claimed(7):
+            assert [(entry["log_level"], entry["id_base"]) for entry in said] == [("warning", 7)]
+    with capture_logs() as said, ids_claimed(7):
+        assert said == []

@@ -9,6 +9,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+import structlog
+
 from libdsec.protocol.errors import AlreadyExistsError, UnavailableError
 
 ENDING_TIMEOUT_S = 10.0
@@ -75,4 +77,19 @@ def prefix_held(edge_prefix: str) -> Iterator[None]:
                 "directory is a copy, remove its edge.json, and it becomes an edge of its own",
                 edge=edge_prefix,
             ) from None
+        yield
+
+
+@contextlib.contextmanager
+def ids_claimed(id_base: int) -> Iterator[None]:
+    """Two servers that give the same ids have sandboxes that are one user to the kernel: less apart than they should
+    be, and no reason to refuse to serve. It is said in the log. Ranges that overlap without beginning alike are not
+    noticed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as name:
+        try:
+            name.bind(f"\0dsec-ids-{id_base}")
+        except OSError:
+            structlog.get_logger("dsec.serve").warning(
+                "another server of this machine gives the same ids; set DSEC_ID_BASE of one of them", id_base=id_base
+            )
         yield

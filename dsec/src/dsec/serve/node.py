@@ -41,7 +41,7 @@ from libdsec.protocol.nodes import DoctorReport, NodeStatus
 from . import log
 from .home import take_home
 from .layers import make_loader, make_mounts
-from .lock import RunLock, prefix_held
+from .lock import RunLock, ids_claimed, prefix_held
 from .machine import describe
 
 GC_THRESHOLD = 20_000
@@ -83,6 +83,7 @@ def main(config: NodeConfig, *, ready: Callable[[], None] | None = None, log_of:
         take_home(config)
         identity = load_identity(config.state_dir)
         locks.enter_context(prefix_held(identity.edge_prefix))
+        locks.enter_context(ids_claimed(config.id_base))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
                 runner.run(_run(config, identity, ready, log_of))
