@@ -2,10 +2,13 @@
 
 import asyncio
 import hashlib
+import os
 import random
 import secrets
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from dsec.drivers.container import pausing
 from dsec.drivers.container.pausing import freeze_and_reclaim, prefetch_and_thaw
-from dsec.linux import KernelError
+from dsec.linux import KernelError, fanotify
 from dsec.linux.cgroups import Cgroup, CgroupLimits, CgroupPool, Hierarchies
 from dsec.linux.reclaim import prefetch, reclaim
 from dsec.linux.swap import Setup
@@ -200,3 +203,47 @@ async def test_those_that_wait_for_their_turn_are_frozen_meanwhile(pool: CgroupP
         assert group.frozen()
         await prefetch_and_thaw(group, deadline_s=5)
         assert ask(process) == EXPECTED
+
+
+@pytest.mark.needs("pre-content")
+def test_a_read_that_waits_for_its_data_is_not_stopped_in_the_middle(pool: CgroupPool, disk: Path) -> None:
+    (disk / "data").write_bytes(b"x" * 4096)
+    group, events = pool.acquire(CgroupLimits(memory_bytes=64 * MIB, pids=20)), fanotify.open_group()
+    fanotify.mark(events, str(disk / "data"))
+    command = " && ".join(f"echo 0 >{path}/cgroup.procs" for path in group.paths) + f" && exec cat {disk}/data"
+
+    done = threading.Event()
+    let_go_on: list[bool] = []
+
+    def answer_once_it_was_let_go_on() -> None:
+        while not group.frozen():
+            time.sleep(0.0005)
+        while group.frozen():
+            time.sleep(0.0005)
+        let_go_on.append(process.poll() is None)
+        while not done.wait(0.01):
+            answer_all(events)
+
+    answers = threading.Thread(target=answer_once_it_was_let_go_on, daemon=True)
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as process:
+        try:
+            while not group.in_a_read():
+                time.sleep(0.01)
+            answers.start()
+            asyncio.run(pausing.freeze(group, deadline_s=30.0))
+            assert let_go_on == [True]
+            assert not group.in_a_read()
+        finally:
+            group.thaw()
+            if answers.is_alive():
+                assert process.communicate(timeout=10)[0] == b"x" * 4096
+            done.set()
+            os.close(events)
+            assert process.wait(10) == 0
+            assert pool.release(group)
+
+
+def answer_all(events: int) -> None:
+    while (event := fanotify.read_event(events)) is not None:
+        fanotify.answer(events, event.descriptor)
+        os.close(event.descriptor)

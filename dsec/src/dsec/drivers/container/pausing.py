@@ -26,6 +26,11 @@ need); from zram 6, 9 and 104 (all is unpacked first)."""
 _PREFETCH_WAIT_S = 0.02
 """For a thread to do it in: where all are busy it is not worth waiting for."""
 
+LOOK_S = 0.05
+"""After so long without being stopped it is looked whether reads are in the way."""
+REST_S, MOST_REST_S = 0.01, 0.5
+"""For reads to come to their end in: at first, and when they do not."""
+
 _log = structlog.get_logger("dsec.container")
 
 
@@ -68,13 +73,20 @@ async def prefetch_and_thaw(cgroup: Cgroup, *, deadline_s: float) -> None:
 
 
 async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
-    """Stop everything in the group. What was stopped so far stays so on failure: thaw it then.
+    """Stop everything in the group, and nothing of it in the middle of a read for which data has to come: that would
+    keep the pages from every other sandbox of the layer. So what reads is let go on, and asked again. What was stopped
+    so far stays so on failure: thaw it then.
 
     :raises DeadlineExceededError, UnsupportedOperationError, InternalError: as `freeze_and_reclaim`.
     """
     end = time.monotonic() + deadline_s
+    rest_s = REST_S
     try:
-        while not cgroup.try_freeze():
+        while True:
+            stopped = await _all_stopped(cgroup, min(end, time.monotonic() + LOOK_S))
+            in_a_read = await asyncio.to_thread(cgroup.in_a_read)
+            if stopped and not in_a_read:
+                return
             if time.monotonic() > end:
                 raise DeadlineExceededError(
                     f"cannot pause {cgroup.name}: a process of it could not be stopped in {deadline_s:g} s; it may "
@@ -82,9 +94,20 @@ async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
                     stage="freeze",
                     timeout_s=deadline_s,
                 )
-            await asyncio.sleep(FREEZE_POLL_S)
+            if in_a_read:
+                cgroup.thaw()
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, MOST_REST_S)
     except KernelError as error:
         raise InternalError(f"cannot pause {cgroup.name}: {error}", stage="freeze") from error
+
+
+async def _all_stopped(cgroup: Cgroup, until: float) -> bool:
+    while not cgroup.try_freeze():
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(FREEZE_POLL_S)
+    return True
 
 
 async def _reclaim(cgroup: Cgroup, end: float, turns: asyncio.Semaphore | None) -> Reclaimed:

@@ -2,17 +2,22 @@
 
 v1 has a hierarchy for it: `freezer.state` is THAWED, FREEZING or FROZEN. A process that cannot be stopped yet (it waits
 in the kernel) leaves it at FREEZING, and writing FROZEN again makes the kernel look again. A process killed while it is
-frozen ends only when it is thawed. v2 has `cgroup.freeze` in each directory, tells in `cgroup.events` when all are
-frozen, and lets frozen processes be killed.
+frozen ends only when it is thawed. One that waits for the answer to a pre-content event (`linux.fanotify`) is frozen in
+the middle of its read, whose pages it keeps locked: whoever else wants one of them waits until the thaw. v2 has
+`cgroup.freeze` in each directory, tells in `cgroup.events` when all are frozen, and lets frozen processes be killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from . import files
 
 Version = Literal[1, 2]
+
+_IN_AN_EVENT = "fanotify_"
+"""How the functions of the kernel begin in which an event's answer is waited for."""
 
 
 def freeze(path: str, version: Version) -> None:
@@ -42,3 +47,17 @@ def is_thawed(path: str, version: Version) -> bool:
     if version == 1:
         return files.read(path, "freezer.state").strip() == "THAWED"
     return files.read(path, "cgroup.freeze").strip() == "0"
+
+
+def in_a_read(directories: Iterable[str], version: Version) -> bool:
+    """Whether a thread in these directories waits for the answer to an event, where it could be frozen. v2 lets a read
+    come to its end first."""
+    return version == 1 and any(_waits(thread) for path in directories for thread in files.read(path, "tasks").split())
+
+
+def _waits(thread: str) -> bool:
+    try:
+        with open(f"/proc/{thread}/wchan", encoding="ascii") as file:
+            return file.read().startswith(_IN_AN_EVENT)
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended

@@ -175,6 +175,12 @@ class Cgroup:
         path, version = self._place("freezer")
         return path is not None and freezer.is_frozen(path, version)
 
+    def in_a_read(self) -> bool:
+        """Whether a thread of it waits to be told that bytes which it reads are there, and must not be left frozen: it
+        would keep pages from others (`freezer`). Reads a file for each thread."""
+        path, version = self._freezer()
+        return freezer.in_a_read([*_leaves(path), path], version)
+
     def thaw_if_frozen(self) -> None:
         """As `thaw`, without a write where nobody has frozen it."""
         if self._may_be_frozen:
