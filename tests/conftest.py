@@ -32,6 +32,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # as a shell starts what runs in its background; whatever a test starts would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def _in_memory(path: str) -> bool:
+    """Whether it lies on a tmpfs, by the longest mount point that has it."""
+    mounts = Path("/proc/self/mounts")
+    lines = mounts.read_text().splitlines() if mounts.exists() else ["none / unknown"]
+    found = {place: kind for _, place, kind, *_ in map(str.split, lines)}
+    return found[max((place for place in found if os.path.commonpath((place, path)) == place), key=len)] == "tmpfs"
+
+
+if _in_memory(tempfile.gettempdir()):
+    # layers are read on demand, swapped, counted on disks only, and are large
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGE_STATE = BUILD / f"test-image-{LAYER_GENERATION}"
 IMAGE_NAME = IMAGE_STATE / "name"

@@ -3,9 +3,11 @@ had."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -477,3 +479,23 @@ def test_readers_that_are_killed_leave_nothing(rig: Rig) -> None:
         assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes
     assert len(os.listdir("/proc/self/fd")) == before
     assert marks(rig) == 0
+
+
+class NoKeeper:
+    async def hold(self, key: str, descriptor: int) -> None:
+        raise AssertionError("there is nothing to be held")
+
+    async def take(self, key: str) -> int | None:
+        return None
+
+
+def test_a_file_system_without_events_has_its_layers_fetched(rig: Rig) -> None:
+    layer = rig.layer(files=2)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        rig.graves = Path(memory)
+        with rig.loader(group=False) as loader:
+            asyncio.run(loader.attach(NoKeeper()))
+            assert loader.stats(layer.record).source == "prefetch"
+            assert os.listdir(memory) == []
+            with rig.mounted(loader, layer.record) as root:
+                assert {path: read_hash(root / path) for path in layer.hashes} == layer.hashes

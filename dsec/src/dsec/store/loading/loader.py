@@ -83,15 +83,15 @@ class Loader:
 
     async def attach(self, keeper: DescriptorKeeper) -> None:
         """Take over the group that the fork server holds, or have it hold a new one: before anything is mounted. Where
-        this kernel has no such groups, layers are fetched whole."""
+        this kernel has no such groups, or the layers' file system no such events, layers are fetched whole."""
         group = await keeper.take(GROUP_KEY)
         fresh = group is None
         if group is None:
             if self._way not in ("auto", "pre-content"):
                 return
             try:
-                group = fanotify.open_group()
-            except KernelError as error:
+                group = _open_group(self._graves)
+            except OSError as error:
                 _log.warning("layers cannot be read on demand", error=str(error))
                 return
             try:
@@ -370,6 +370,22 @@ class Loader:
         self._read_unopened(
             taken.digest, taken.offset, taken.length, partial(events.answer_inherited, taken.descriptor)
         )
+
+
+def _open_group(directory: str) -> int:
+    """:raises OSError: there are no such events here; a tmpfs has none, for one."""
+    group = fanotify.open_group()
+    path = os.path.join(directory, secrets.token_hex(12))
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            fanotify.mark(group, path)
+        finally:
+            os.unlink(path)
+    except BaseException:
+        os.close(group)
+        raise
+    return group
 
 
 def _await(work: Future[None], turn: Callable[[], None]) -> None:
