@@ -23,6 +23,7 @@ from libdsec.protocol.errors import (
     ConflictError,
     FileOperationError,
     InvalidArgumentError,
+    QuotaExceededError,
 )
 
 REG = stat.S_IFREG | 0o644
@@ -131,6 +132,14 @@ def test_a_full_disk_is_typed_and_leaves_nothing(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(os, "rename", second_fails)
     with pytest.raises(CapacityError, match="No space left"):
         build_layer(source(*[noise(9 << 20)] * 2), tmp_path, "x")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [5 * STORE_CHUNK_SIZE, STORE_CHUNK_SIZE * 2 // 3])
+def test_a_layer_of_more_chunks_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("dsec.store.erofs.data.MAX_CHUNKS", 4)
+    with pytest.raises(QuotaExceededError, match="cannot build layer: it has more than"):
+        build_layer(source(*[noise(size, n) for n in range(8)]), tmp_path, "x")
     assert os.listdir(tmp_path) == []
 
 

@@ -76,9 +76,10 @@ def build_layer(
     are on the disk afterwards, and with `sync_names` the names too, which a store that moves the files need not have.
 
     Raises `InvalidArgumentError` when the source cannot become a layer (the member is named), `FileOperationError`
-    when reading it fails, `AlreadyExistsError` when there is such a layer, `ConflictError` when another build of that
-    name is under way, `CapacityError` when the disk is full. An exception of `progress` ends the build. In each case
-    neither file exists afterwards under its own or its partial name.
+    when reading it fails, `QuotaExceededError` when it has more data than a layer may have, `AlreadyExistsError` when
+    there is such a layer, `ConflictError` when another build of that name is under way, `CapacityError` when the disk
+    is full. An exception of `progress` ends the build. In each case neither file exists afterwards under its own or its
+    partial name.
     """
     if not name or "/" in name or "\0" in name or name.startswith("."):
         raise InvalidArgumentError(f"cannot build layer: {name!r} is not a file name", name=name)

@@ -19,6 +19,9 @@ from blake3 import blake3
 STORE_CHUNK_SIZE = 256 * 1024
 """Bytes of a data file that are hashed, fetched and shared as one; a multiple of the block size."""
 
+MAX_CHUNKS = 1 << 20
+"""Of a layer, 256 GiB of data: each takes 40 bytes of memory in whoever reads the layer."""
+
 LAYER_GENERATION = 2
 """Number of the layer format. Raised when the same tree would give other bytes or other digests."""
 

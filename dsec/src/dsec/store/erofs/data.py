@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dsec.store.digest import STORE_CHUNK_SIZE
+from dsec.store.digest import MAX_CHUNKS, STORE_CHUNK_SIZE
 from dsec.store.erofs.chunks import MAX_OPEN, ChunkWriter
 from dsec.store.erofs.format import BLOCK_BITS, BLOCK_SIZE, round_up
 from dsec.store.erofs.holes import ZERO_CHUNK, data_parts, granule, outward
 from dsec.store.sources.base import Content
 from dsec.store.tree import MAX_FILE_BYTES, Run, invalid
+from libdsec.protocol.errors import QuotaExceededError
 
 PROGRESS_BYTES: Final = 1 << 20
 """Progress is told about this often."""
@@ -78,7 +79,8 @@ class DataFile:
     def place(self, path: bytes, content: Content) -> tuple[Run, ...]:
         """Read `content` to its end and say where its blocks are. `path` is for messages.
 
-        Raises `InvalidArgumentError` for a file above `MAX_FILE_BYTES` and for content that ends early.
+        Raises `InvalidArgumentError` for a file above `MAX_FILE_BYTES` and for content that ends early,
+        `QuotaExceededError` when the layer becomes larger than a layer may be.
         """
         size = content.size
         if size <= 0:
@@ -221,7 +223,7 @@ class DataFile:
             zeros = 0
             chunk.index = self._chunks
             chunk.fill = round_up(take, BLOCK_SIZE)
-            self._chunks += 1
+            self._count()
             if chunk.fill == STORE_CHUNK_SIZE:
                 self._writer.submit(chunk.index, chunk.buffer, STORE_CHUNK_SIZE)
             else:
@@ -238,12 +240,22 @@ class DataFile:
     def _add_zeros(self, chunks: int) -> None:
         for _ in range(chunks):
             self._writer.submit_zeros(self._chunks)
-            self._chunks += 1
+            self._count()
 
     def _take(self) -> _OpenChunk:
         chunk = _OpenChunk(self._chunks, self._writer.take())
-        self._chunks += 1
+        self._count()
         return chunk
+
+    def _count(self) -> None:
+        """One chunk more."""
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise QuotaExceededError(
+                f"cannot build layer: it has more than {MAX_CHUNKS * STORE_CHUNK_SIZE >> 30} GiB of data, the zeros "
+                "between the parts of its sparse files included",
+                limit=MAX_CHUNKS,
+            )
 
     def _give_back(self, chunk: _OpenChunk) -> None:
         """Take back the latest chunk, in which nothing came to lie."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from dsec.store.digest import chunk_digest
+from dsec.store.digest import MAX_CHUNKS, chunk_digest
 from dsec.store.records import LayerFile, LayerRecord, is_remote
 from dsec.store.threads import in_thread
 from dsec.store.verify import read_layer_file
@@ -28,7 +28,6 @@ from .objects import Objects
 from .packing import OpenPack
 from .rawdata import publish_raw
 from .table import (
-    MAX_CHUNKS,
     MAX_METADATA_BYTES,
     MAX_TABLE_BYTES,
     ZEROS,

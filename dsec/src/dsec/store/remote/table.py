@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dsec.store.digest import DIGEST_SIZE, LAYER_GENERATION, chunk_digest, layer_digest
+from dsec.store.digest import DIGEST_SIZE, LAYER_GENERATION, MAX_CHUNKS, chunk_digest, layer_digest
 from dsec.store.records import RECORD_SCHEMA, LayerFile
 from libdsec.protocol.errors import IntegrityError, UnsupportedOperationError
 
@@ -28,7 +28,6 @@ ZEROS, RAW, ZSTD = 0, 1, 2
 
 PACK_BYTES = 64 * 1024 * 1024
 """A pack is closed before it would grow beyond."""
-MAX_CHUNKS = 1 << 20
 """Of a layer: 256 GiB of data."""
 MAX_METADATA_BYTES = 512 * 1024 * 1024
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 4096, 1 << 24
