@@ -321,12 +321,10 @@ class Loader:
         opened = self._opened.get(digest)
         if opened is None:
             return False
-        chunks = first, end = opened.cache.chunks.of_range(event.offset, event.length)
-        if not opened.cache.present.has_all(first, end):
+        chunks = opened.cache.chunks.of_range(event.offset, event.length)
+        if not opened.cache.present.has_all(*chunks):
             return False
-        if opened.passed != chunks:
-            opened.passed = chunks
-            self._thread.loop.call_soon_threadsafe(opened.filling.passed, first, end)
+        opened.note(self._thread.loop, chunks)
         return True
 
     def _on_event(self, digest: str, event: fanotify.Event) -> None:

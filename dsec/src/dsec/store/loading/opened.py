@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
@@ -24,6 +26,8 @@ from .looping import LoopThread
 from .precontent import PreContent
 from .turns import Turns
 
+MAX_NOTES = 64
+"""Of reads that the loop has not heard of."""
 PROVOKE_S = 10.0
 """For an event of our own to come back to us."""
 
@@ -39,8 +43,23 @@ class Opened:
         self.whole: Future[None] = Future()
         """Done when all of it is here and on the disk, or it was let go of before."""
         self.closed = False
-        self.passed: tuple[int, int] | None = None
+        self._noted: tuple[int, int] | None = None
         """The chunks of the last read of what was here: most reads are of the same ones, and say nothing new."""
+        self._notes: deque[tuple[int, int]] = deque(maxlen=MAX_NOTES)
+
+    def note(self, loop: asyncio.AbstractEventLoop, chunks: tuple[int, int]) -> None:
+        """In the thread that reads events: chunks that are here were read. `filling` hears of it later, or, of the
+        oldest of more than it can follow, never."""
+        if self._noted == chunks:
+            return
+        self._noted = chunks
+        self._notes.append(chunks)
+        if len(self._notes) == 1:
+            loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        while self._notes:
+            self.filling.passed(*self._notes.popleft())
 
     def let_go(self) -> None:
         """Whoever waits for all of it is told that it will not come."""
