@@ -19,6 +19,7 @@ from dsec.drivers.container import pausing
 from dsec.drivers.container.pausing import freeze_and_reclaim, prefetch_and_thaw
 from dsec.linux import KernelError, fanotify
 from dsec.linux.cgroups import Cgroup, CgroupLimits, CgroupPool, Hierarchies
+from dsec.linux.cgroups.freezer import is_in_a_read
 from dsec.linux.reclaim import prefetch, reclaim
 from dsec.linux.swap import Setup
 from libdsec.protocol.errors import DeadlineExceededError, InternalError
@@ -227,12 +228,12 @@ def test_a_read_that_waits_for_its_data_is_not_stopped_in_the_middle(pool: Cgrou
     answers = threading.Thread(target=answer_once_it_was_let_go_on, daemon=True)
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as process:
         try:
-            while not group.in_a_read():
+            while not any(map(is_in_a_read, group.freezable_in_a_read())):
                 time.sleep(0.01)
             answers.start()
             asyncio.run(pausing.freeze(group, deadline_s=30.0))
             assert let_go_on == [True]
-            assert not group.in_a_read()
+            assert not any(map(is_in_a_read, group.freezable_in_a_read()))
         finally:
             group.thaw()
             if answers.is_alive():

@@ -60,10 +60,10 @@ class Store:
         return Packing(request, spec, self.digests(*refs), os.getuid(), maker or f"step {next(self._numbers)}")
 
     def pack(self, packing: Packing, stop: Callable[[], None] = lambda: None) -> PackedDiff:
-        earlier = check(self.local, packing)
-        if earlier is not None:
-            return earlier
-        return pack(self.local, packing, Upper(str(self.upper), None, stop, lambda: None), lambda news: None)
+        found = check(self.local, packing)
+        if isinstance(found, PackedDiff):
+            return found
+        return pack(self.local, packing, found, Upper(str(self.upper), None, stop, lambda: None), lambda news: None)
 
 
 @pytest.fixture
@@ -133,6 +133,17 @@ def test_what_it_was_made_of_is_gone(store: Store) -> None:
         another = msgspec.structs.replace(packing.spec, image="tool:1")
         with pytest.raises(ConflictError):
             store.pack(Packing(packing.asked, another, layers[:2], 0, "a"))
+
+
+def test_what_it_was_made_of_goes_before_it_is_published(store: Store) -> None:
+    packing = store.packing("work:2")
+    parts = check(store.local, packing)
+    assert not isinstance(parts, PackedDiff)
+    for ref in [image.ref for image in store.local.catalogue.list()]:
+        store.local.remove(ref, lambda _: False)
+    with pytest.raises(ConflictError, match="was removed meanwhile"):
+        pack(store.local, packing, parts, Upper(str(store.upper), None, lambda: None, lambda: None), lambda news: None)
+    assert store.local.catalogue.list() == ()
 
 
 def test_there_may_not_be_too_many_layers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,10 @@ async def pack_into(
     """
     from dsec.store.pack.pack import check, pack  # only packing needs what builds layers
 
-    if (earlier := await asyncio.to_thread(check, store, packing)) is not None:
-        return earlier
-    return await uppers.read(capture, lambda upper, tell: pack(store, packing, upper, tell), progress)
+    found = await asyncio.to_thread(check, store, packing)
+    if isinstance(found, PackedDiff):
+        return found
+    return await uppers.read(capture, lambda upper, tell: pack(store, packing, found, upper, tell), progress)
 
 
 @asynccontextmanager

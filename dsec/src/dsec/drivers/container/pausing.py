@@ -15,6 +15,7 @@ import structlog
 
 from dsec.linux import KernelError
 from dsec.linux.cgroups import FREEZE_POLL_S, Cgroup
+from dsec.linux.cgroups.freezer import is_in_a_read
 from dsec.linux.reclaim import Reclaimed, prefetch, reclaim
 from libdsec.protocol.errors import DeadlineExceededError, InternalError
 
@@ -28,6 +29,8 @@ _PREFETCH_WAIT_S = 0.02
 
 LOOK_S = 0.05
 """After so long without being stopped it is looked whether reads are in the way."""
+MOST_INLINE = 32
+"""Threads that are looked at on the event loop, some 10 µs each."""
 REST_S, MOST_REST_S = 0.01, 0.5
 """For reads to come to their end in: at first, and when they do not."""
 
@@ -84,7 +87,7 @@ async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
     try:
         while True:
             stopped = await _all_stopped(cgroup, min(end, time.monotonic() + LOOK_S))
-            in_a_read = await asyncio.to_thread(cgroup.in_a_read)
+            in_a_read = await _in_a_read(cgroup)
             if stopped and not in_a_read:
                 return
             if time.monotonic() > end:
@@ -100,6 +103,13 @@ async def freeze(cgroup: Cgroup, *, deadline_s: float) -> None:
                 rest_s = min(2 * rest_s, MOST_REST_S)
     except KernelError as error:
         raise InternalError(f"cannot pause {cgroup.name}: {error}", stage="freeze") from error
+
+
+async def _in_a_read(cgroup: Cgroup) -> bool:
+    threads = cgroup.freezable_in_a_read()
+    if len(threads) <= MOST_INLINE:
+        return any(map(is_in_a_read, threads))
+    return await asyncio.to_thread(lambda: any(map(is_in_a_read, threads)))
 
 
 async def _all_stopped(cgroup: Cgroup, until: float) -> bool:

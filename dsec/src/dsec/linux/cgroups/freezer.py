@@ -49,13 +49,14 @@ def is_thawed(path: str, version: Version) -> bool:
     return files.read(path, "cgroup.freeze").strip() == "0"
 
 
-def in_a_read(directories: Iterable[str], version: Version) -> bool:
-    """Whether a thread in these directories waits for the answer to an event, where it could be frozen. v2 lets a read
-    come to its end first."""
-    return version == 1 and any(_waits(thread) for path in directories for thread in files.read(path, "tasks").split())
+def freezable_in_a_read(directories: Iterable[str], version: Version) -> list[str]:
+    """Threads that may be frozen while they wait for the answer to an event: on v2, which lets a read come to its end
+    first, none."""
+    return [] if version == 2 else [thread for path in directories for thread in files.read(path, "tasks").split()]
 
 
-def _waits(thread: str) -> bool:
+def is_in_a_read(thread: str) -> bool:
+    """Whether it waits for the answer to an event."""
     try:
         with open(f"/proc/{thread}/wchan", encoding="ascii") as file:
             return file.read().startswith(_IN_AN_EVENT)

@@ -175,11 +175,11 @@ class Cgroup:
         path, version = self._place("freezer")
         return path is not None and freezer.is_frozen(path, version)
 
-    def in_a_read(self) -> bool:
-        """Whether a thread of it waits to be told that bytes which it reads are there, and must not be left frozen: it
-        would keep pages from others (`freezer`). Reads a file for each thread."""
+    def freezable_in_a_read(self) -> list[str]:
+        """Threads of it of which one that waits to be told that bytes which it reads are there (`is_in_a_read`) must
+        not be left frozen: it would keep pages from others (`freezer`)."""
         path, version = self._freezer()
-        return freezer.in_a_read([*_leaves(path), path], version)
+        return freezer.freezable_in_a_read([*_leaves(path), path], version)
 
     def thaw_if_frozen(self) -> None:
         """As `thaw`, without a write where nobody has frozen it."""

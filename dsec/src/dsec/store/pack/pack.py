@@ -34,9 +34,9 @@ MAX_IN_TOOLKITS = 1000
 Progress = Callable[[BuildProgress], None]
 
 
-def check(store: LocalStore, packing: Packing) -> PackedDiff | None:
+def check(store: LocalStore, packing: Packing) -> PackedDiff | Parts:
     """Everything that can be told before the sandbox has to stand still. The answer, where this very step has packed
-    the image already.
+    the image already; else what is to be packed.
 
     :raises InvalidArgumentError: a name or a rule that cannot be used, or too many layers.
     :raises AlreadyExistsError: somebody else's image has the name.
@@ -45,24 +45,25 @@ def check(store: LocalStore, packing: Packing) -> PackedDiff | None:
     parse_ref(packing.asked.ref)
     check_rules(packing.asked.rules)
     found = earlier(store.catalogue, packing.asked.ref, packing.maker)
-    if found is None:
-        parts_of(store.catalogue, packing)
-        if packing.asked.kind != "toolkit" and len(packing.layers) >= MAX_LAYERS:
-            raise InvalidArgumentError(
-                f"cannot pack {packing.asked.ref}: a sandbox of it would have more than {MAX_LAYERS} layers; make one "
-                "of them with `dsec image export` and `dsec image build --from tar:FILE`",
-                limit=MAX_LAYERS,
-            )
-    return found
+    if found is not None:
+        return found
+    parts = parts_of(store.catalogue, packing)
+    if packing.asked.kind != "toolkit" and len(packing.layers) >= MAX_LAYERS:
+        raise InvalidArgumentError(
+            f"cannot pack {packing.asked.ref}: a sandbox of it would have more than {MAX_LAYERS} layers; make one of "
+            "them with `dsec image export` and `dsec image build --from tar:FILE`",
+            limit=MAX_LAYERS,
+        )
+    return parts
 
 
-def pack(store: LocalStore, packing: Packing, upper: Upper, progress: Progress) -> PackedDiff:
+def pack(store: LocalStore, packing: Packing, parts: Parts, upper: Upper, progress: Progress) -> PackedDiff:
     """Build the layer and publish the image.
 
-    :raises DSecError: as `check`; what is in the upper cannot become a layer (says which path); the disk is full; what
-        `upper.check` raises.
+    :raises ConflictError: a layer of `parts` was removed meanwhile.
+    :raises DSecError: the name was taken meanwhile; what is in the upper cannot become a layer (says which path); the
+        disk is full; what `upper.check` raises.
     """
-    parts = parts_of(store.catalogue, packing)
     with disk_full.typed(f"pack {packing.asked.ref}", store.state_dir), store.build_directory() as directory:
         with Lower(parts.stack) as lower, Lower(parts.toolkits) as toolkits:
             reading = _Reading(packing, upper, lower, toolkits)
