@@ -135,17 +135,6 @@ def test_what_it_was_made_of_is_gone(store: Store) -> None:
             store.pack(Packing(packing.asked, another, layers[:2], 0, "a"))
 
 
-def test_what_it_was_made_of_goes_before_it_is_published(store: Store) -> None:
-    packing = store.packing("work:2")
-    parts = check(store.local, packing)
-    assert not isinstance(parts, PackedDiff)
-    for ref in [image.ref for image in store.local.catalogue.list()]:
-        store.local.remove(ref, lambda _: False)
-    with pytest.raises(ConflictError, match="was removed meanwhile"):
-        pack(store.local, packing, parts, Upper(str(store.upper), None, lambda: None, lambda: None), lambda news: None)
-    assert store.local.catalogue.list() == ()
-
-
 def test_there_may_not_be_too_many_layers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_module, "MAX_LAYERS", 3)
     with pytest.raises(InvalidArgumentError, match="layers"):
