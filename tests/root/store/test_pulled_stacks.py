@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import stat
@@ -63,9 +64,8 @@ def random_layer(draw: random.Random) -> bytes:
 
 def ours(layers: Sequence[bytes], disk: Path) -> View:
     """What a sandbox of these would see."""
-    store = LocalStore(str(disk / "state"))
     found: View = {}
-    with store.taking() as taken:
+    with contextlib.closing(LocalStore(str(disk / "state"))) as store, store.taking() as taken:
         records = []
         for number, layer in enumerate(layers):
             out = disk / str(number)
@@ -82,7 +82,6 @@ def ours(layers: Sequence[bytes], disk: Path) -> View:
                 body = bytes(view)
             found[path] = (node.mode, node.uid, node.gid, body)
         stack.close()
-    store.close()
     del found[b""]
     return found
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -233,12 +234,17 @@ def set_room(book: Logbook, pages: int) -> None:
 def states(home: Path, name: str) -> list[int]:
     """Of the steps that the next server would find, if this one died now."""
     copy = copied(home, name)
-    loop = asyncio.new_event_loop()
-    try:
-        journal = Journal(str(copy / "edge.db"), loop, (SCHEMA,))
-        return [state for (state,) in journal.query("SELECT state FROM log_steps")]
-    finally:
-        loop.close()
+
+    async def read() -> list[int]:
+        journal = Journal(str(copy / "edge.db"), asyncio.get_running_loop(), (SCHEMA,))
+        try:
+            return [state for (state,) in journal.query("SELECT state FROM log_steps")]
+        finally:
+            await journal.close()
+
+    # beside the loop that runs here
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, read()).result()
 
 
 def copied(home: Path, name: str = "copy") -> Path:
