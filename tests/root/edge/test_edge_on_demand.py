@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from node_process import NodeProcess
 
+from dsec.testing.http_store import HttpStore
 from dsec.testing.tiny_root import make_tiny_root
 from dsec.testing.wire_client import WireClient, wire_client
 
@@ -232,3 +233,41 @@ def _open_layers(node: NodeProcess) -> list[str]:
         if "/layers/" in target:
             found.append(target)
     return found
+
+
+@pytest.mark.needs("cgroup-v1")
+async def test_a_sandbox_that_is_paused_in_a_cold_read_keeps_nothing_from_another(
+    tmp_path: Path, published: tuple[str, bytes]
+) -> None:
+    """It reads to the end and stands then: frozen before, it would keep the pages locked that both want."""
+    distant = HttpStore(published[0])
+    node = StoreNode(tmp_path)
+    wanted = published[1].splitlines(keepends=True)[-1]
+    read_last = ["/bin/sh", "-c", "sha256sum /data/1-049"]
+    async with distant.serving() as port:
+        node.store = f"http://127.0.0.1:{port}"
+        await asyncio.to_thread(node.start)
+        try:
+            async with wire_client(node.socket) as client:
+                one, other = [(await client.call("sandbox.create", spec={"image": "cold:1"}))["id"] for _ in range(2)]
+                for sandbox in (one, other):
+                    await client.run(sandbox, "/bin/sh", "-c", "sha256sum /bin/sh")
+                distant.latency_s = 3.0
+                first = client.start("exec", sandbox=one, argv=read_last)
+                await asyncio.sleep(0.5)
+                pause = client.start("sandbox.pause", sandbox=one)
+                await asyncio.sleep(0.5)
+                second = client.start("exec", sandbox=other, argv=read_last)
+                await asyncio.sleep(0.5)
+                distant.latency_s = 0.0
+                assert (await second.answer())["exit_code"] == 0
+                assert second.stdout == wanted
+                await pause.answer()
+                await client.call("sandbox.resume", sandbox=one)
+                assert (await first.answer())["exit_code"] == 0
+                assert first.stdout == wanted
+                for sandbox in (one, other):
+                    await client.call("sandbox.stop", sandbox=sandbox)
+            await asyncio.to_thread(node.end)
+        finally:
+            await asyncio.to_thread(node.kill)
