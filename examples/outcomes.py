@@ -16,7 +16,7 @@ with DSecClient() as client:
         late = sandbox.run_shell("echo so far; sleep 60", timeout=1)
         print("timeout: ", late.how(), "| printed:", late.stdout.strip())
 
-        hungry = sandbox.run_shell("exec tail /dev/zero")  # keeps a line without an end in memory
+        hungry = sandbox.run_shell("exec dd if=/dev/zero of=/dev/null bs=1G count=1")  # wants a gigabyte at once
         print("memory:  ", hungry.how(), "| processes killed:", hungry.oom_kills)
 
         long = sandbox.run_shell("seq 1000000")
