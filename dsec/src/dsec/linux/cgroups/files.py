@@ -59,10 +59,10 @@ def read_field(directory: str, name: str, key: str) -> int:
     return 0
 
 
-def pids(directory: str) -> list[int]:
-    """Empty when the directory is gone."""
+def pids(directory: str, name: str = "cgroup.procs") -> list[int]:
+    """Empty when the directory is gone. `tasks`, on v1, has every thread."""
     try:
-        return [int(pid) for pid in read(directory, "cgroup.procs").split()]
+        return [int(pid) for pid in read(directory, name).split()]
     except KernelError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV):
             return []

@@ -49,13 +49,13 @@ def is_thawed(path: str, version: Version) -> bool:
     return files.read(path, "cgroup.freeze").strip() == "0"
 
 
-def freezable_in_a_read(directories: Iterable[str], version: Version) -> list[str]:
+def freezable_in_a_read(directories: Iterable[str], version: Version) -> list[int]:
     """Threads that may be frozen while they wait for the answer to an event: on v2, which lets a read come to its end
     first, none."""
-    return [] if version == 2 else [thread for path in directories for thread in files.read(path, "tasks").split()]
+    return [] if version == 2 else [thread for path in directories for thread in files.pids(path, "tasks")]
 
 
-def is_in_a_read(thread: str) -> bool:
+def is_in_a_read(thread: int) -> bool:
     """Whether it waits for the answer to an event."""
     try:
         with open(f"/proc/{thread}/wchan", encoding="ascii") as file:

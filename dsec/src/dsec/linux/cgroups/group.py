@@ -175,7 +175,7 @@ class Cgroup:
         path, version = self._place("freezer")
         return path is not None and freezer.is_frozen(path, version)
 
-    def freezable_in_a_read(self) -> list[str]:
+    def freezable_in_a_read(self) -> list[int]:
         """Threads of it of which one that waits to be told that bytes which it reads are there (`is_in_a_read`) must
         not be left frozen: it would keep pages from others (`freezer`)."""
         path, version = self._freezer()
