@@ -113,8 +113,7 @@ class Collector:
         """Forget images until the layers have `keep_bytes` at most, or no more may go."""
         async with self._turn:
             planned = await asyncio.to_thread(self._plan, keep_bytes)
-            go = self._is_shared if dry_run else self._remove
-            removed = {ref for ref in planned.images if await go(ref)}
+            removed = {ref for ref in planned.images if await self._remove(ref, dry_run=dry_run)}
         # a layer is gone where all went that had it
         collected = tuple(each for each in planned.collected if removed.issuperset(each.refs))
         total = sum(each.bytes for each in planned.collected)
@@ -160,15 +159,7 @@ class Collector:
     def _in_use(self, digest: str) -> bool:
         return self._mounts.in_use(digest) or self._uses.just_used(digest)
 
-    async def _is_shared(self, ref: str) -> bool:
-        """Whether the store still has what this node remembers that it has."""
-        try:
-            image = self._store.catalogue.get(ref)
-        except ImageNotFoundError:
-            return True
-        return self._shared is not None and await self._shared.has(image)
-
-    async def _remove(self, ref: str) -> bool:
+    async def _remove(self, ref: str, *, dry_run: bool) -> bool:
         """False: somebody needs it after all, or the store has lost it."""
         try:
             image = self._store.catalogue.get(ref)
@@ -176,6 +167,8 @@ class Collector:
             return True
         if self._shared is None or not await self._shared.has(image):
             return False
+        if dry_run:
+            return True
         # who comes for these layers from now on waits, who came before is seen
         self._going = frozenset(layer.digest for layer in image.layers)
         try:
