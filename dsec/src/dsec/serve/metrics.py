@@ -7,9 +7,9 @@ Who can connect can read them; there is no secret in them. Of layers those are t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -23,8 +23,8 @@ from libdsec.protocol.nodes import NodeStatus
 ANSWER_S: Final = 10.0
 """For the figures of one answer."""
 
-Figures = Callable[[], Awaitable[tuple[NodeStatus, ImageStatsAnswer]]]
-"""Called on the event loop."""
+Figures = Callable[[], Coroutine[Any, Any, tuple[NodeStatus, ImageStatsAnswer]]]
+"""Runs on the event loop."""
 
 _NODE: Final[tuple[tuple[str, str, Callable[[NodeStatus], float]], ...]] = (
     ("dsec_sandboxes", "Sandboxes that have not ended.", lambda node: node.sandboxes),
@@ -103,7 +103,7 @@ class _NodeCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        node, stats = asyncio.run_coroutine_threadsafe(self._ask(), self._loop).result(ANSWER_S)
+        node, stats = asyncio.run_coroutine_threadsafe(self._figures(), self._loop).result(ANSWER_S)
         for name, about, of_node in _NODE:
             yield GaugeMetricFamily(name, about, of_node(node))
         for name, about, of_cache in _CACHE:
@@ -115,6 +115,3 @@ class _NodeCollector(Collector):
                 for layer in layers:
                     metric.add_metric((layer.layer, layer.source), of_layer(layer))
                 yield metric
-
-    async def _ask(self) -> tuple[NodeStatus, ImageStatsAnswer]:
-        return await self._figures()

@@ -120,10 +120,7 @@ async def _run(config: NodeConfig, identity: Identity, ready: Callable[[], None]
             service = make_service(edge, ending.stop, ending.drain)
             try:
                 await edge.start()
-                async with (
-                    _exporting(config, edge),
-                    serve(service, config.api_socket),
-                ):
+                async with _exporting(config, edge), serve(service, config.api_socket):
                     _log.info("serving", socket=config.api_socket, node=edge.node.name, edge=edge.node.edge_prefix)
                     # what lives now lives to the end: collections need not look at it again
                     gc.freeze()
