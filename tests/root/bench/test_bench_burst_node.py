@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import random
 import shutil
@@ -11,11 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from one_bench import reported
 
 from dsec.bench.archives import Archive, Archives
-from dsec.bench.figures import Report
-from dsec.bench.ground import Options
-from dsec.bench.run import run
 
 pytestmark = pytest.mark.needs("root", "linux", "erofs", "overlay", "aether", "mmdebstrap", "cc")
 
@@ -37,13 +34,7 @@ def test_on_demand_and_pulled(
     monkeypatch.setattr("dsec.bench.burst.CHUNKS_KIB", (512,))
     monkeypatch.setattr("dsec.bench.burst.BANDWIDTH_MB", 0.0)
     monkeypatch.setattr("dsec.bench.registry.LEVEL", 0)
-    monkeypatch.setenv("DSEC_AETHER", node_environment["DSEC_AETHER"])
-    options = Options(scratch=str(tmp_path), state_dir=node_environment["DSEC_STATE_DIR"])
-
-    async def reports() -> list[Report]:
-        return [report async for report in run(["burst"], 10, options, lambda text: None)]
-
-    (report,) = asyncio.run(reports())
+    report = reported("burst", 10, node_environment, tmp_path, monkeypatch)
     assert report.ours.samples == 10
     assert report.floor is not None
     assert report.floor.samples == 2  # images

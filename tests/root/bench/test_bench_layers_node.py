@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import tarfile
 from pathlib import Path
 
 import pytest
+from one_bench import reported
 
 from dsec.bench.archives import Archive, Archives
-from dsec.bench.figures import Report
-from dsec.bench.ground import Options
-from dsec.bench.run import run
 from libdsec.protocol.environment import LayerKind
 
 pytestmark = pytest.mark.needs("root", "linux", "erofs", "overlay", "aether", "mmdebstrap", "cc")
@@ -36,13 +33,7 @@ def test_composed_and_unpacked(
 
     monkeypatch.setattr("dsec.bench.layers.gather", small)
     monkeypatch.setattr("dsec.bench.rounds.SETTLE_S", 0.0)
-    monkeypatch.setenv("DSEC_AETHER", node_environment["DSEC_AETHER"])
-    options = Options(scratch=str(tmp_path), state_dir=node_environment["DSEC_STATE_DIR"])
-
-    async def reports() -> list[Report]:
-        return [report async for report in run(["layers"], 2, options, lambda text: None)]
-
-    (report,) = asyncio.run(reports())
+    report = reported("layers", 2, node_environment, tmp_path, monkeypatch)
     written, ready = report.peers["tar_gz_written"], report.peers["tar_gz_ready"]
     assert written is not None
     assert ready is not None
