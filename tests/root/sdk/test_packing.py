@@ -201,7 +201,7 @@ def test_one_that_is_stopped_meanwhile_is_not_packed(create: Create, client: DSe
 
 def test_a_client_that_is_killed_has_it_packed_all_the_same(create: Create, client: DSecClient, url: str) -> None:
     sandbox = create()
-    sandbox.run_shell("head -c 100000000 /dev/urandom >/srv/large").check()
+    sandbox.run_shell("head -c 300000000 /dev/urandom >/srv/large").check()
     program = (
         "import os, sys\nfrom libdsec.sync import DSecClient\n"
         "with DSecClient(sys.argv[1]) as client:\n"
@@ -211,7 +211,7 @@ def test_a_client_that_is_killed_has_it_packed_all_the_same(create: Create, clie
     assert ended.returncode == -9
     while "packed:killed" not in [info.ref for info in client.images()]:
         threading.Event().wait(0.02)
-    assert sandbox.run_shell("wc -c </srv/large").stdout == "100000000\n"
+    assert sandbox.run_shell("wc -c </srv/large").stdout == "300000000\n"
     assert sandbox.info().state == "running"
     client.remove_image("packed:killed")
 

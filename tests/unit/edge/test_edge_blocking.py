@@ -4,38 +4,67 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from dsec.edge import blocking
-from dsec.edge.blocking import PROGRESS_S, telling
+from dsec.edge.blocking import CanceledError, News, in_thread
 from libdsec.protocol.environment import BuildProgress
 
 
-async def test_the_first_of_each_stage_is_told_and_others_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=lambda: now))
-    told: list[tuple[str, int]] = []
-    tell = telling(lambda news: told.append((news.stage, news.bytes_done)))
-    for stage, done, after in (
-        ("fetch", 0, 0.0),
-        ("fetch", 1, 0.5),
-        ("fetch", 2, 0.6),
-        ("fetch", 3, 0.5),
-        ("write", 4, 0.0),
-        ("write", 5, 0.5),
-        ("fetch", 6, 0.0),
-    ):
-        now += after * PROGRESS_S
-        tell(BuildProgress(stage, done))
-    await asyncio.sleep(0)
-    assert told == [("fetch", 0), ("fetch", 2), ("write", 4), ("fetch", 6)]
+class _Told:
+    """What was told of work that waits until something was."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, int]] = []
+        self.threads: set[threading.Thread] = set()
+        self.some = threading.Event()
+
+    def __call__(self, news: BuildProgress) -> None:
+        self.news.append((news.stage, news.bytes_done))
+        self.threads.add(threading.current_thread())
+        self.some.set()
 
 
-async def test_it_is_told_on_the_loop() -> None:
-    told: list[threading.Thread] = []
-    tell = telling(lambda news: told.append(threading.current_thread()))
-    await asyncio.to_thread(tell, BuildProgress("fetch", 1))
+async def test_the_latest_of_each_stage_is_told_and_what_came_last_at_the_end() -> None:
+    told = _Told()
+
+    def work(tell: blocking.Progress) -> int:
+        for stage, done in (("fetch", 0), ("fetch", 1), ("write", 2), ("fetch", 3)):
+            tell(BuildProgress(stage, done))
+        assert told.some.wait(60)
+        tell(BuildProgress("write", 4))
+        tell(BuildProgress("write", 5))
+        return 7
+
+    assert await in_thread(work, told) == 7
+    assert told.news[:2] == [("fetch", 3), ("write", 2)]
+    assert told.news[-1] == ("write", 5)
+    assert told.threads == {threading.current_thread()}
+
+
+async def test_of_what_is_over_at_once_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "PROGRESS_S", 3600.0)
+    told = _Told()
+    await in_thread(lambda tell: tell(BuildProgress("fetch", 1)), told)
     await asyncio.sleep(0)
-    assert told == [threading.current_thread()]
+    assert told.news == []
+
+
+async def test_nothing_is_told_when_the_work_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "PROGRESS_S", 0.0)
+    told = _Told()
+    with News(told) as news:
+        pass
+    news.tell(BuildProgress("fetch", 1))
+    await asyncio.sleep(0.01)
+    assert told.news == []
+
+
+async def test_whoever_tells_something_that_nobody_wants_any_more_is_ended() -> None:
+    with News(lambda news: None) as news:
+        news.check()
+        news.canceled = True
+        for call in (news.check, lambda: news.tell(BuildProgress("fetch", 1))):
+            with pytest.raises(CanceledError):
+                call()

@@ -15,6 +15,7 @@ import pytest
 from published import node, open_impatient
 from stocked import stock
 
+from dsec.edge import blocking
 from dsec.edge.images import StoreImages
 from dsec.store.loading.cache import is_whole
 from dsec.store.loading.filling import Filling
@@ -68,7 +69,8 @@ async def reader(tmp_path: Path) -> AsyncIterator[tuple[LocalStore, StoreImages]
         assert os.listdir(tmp_path / "reader" / "building") == []
 
 
-async def test_a_push_fetches_what_it_has_to_read(tmp_path: Path) -> None:
+async def test_a_push_fetches_what_it_has_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "PROGRESS_S", 0.0)
     told: list[BuildProgress] = []
     async with reader(tmp_path) as (local, images):
         request = ImagePushRequest("a:1", f"oci:{tmp_path}/layout:v1")

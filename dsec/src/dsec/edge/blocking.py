@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from libdsec.protocol.environment import BuildProgress
 
 PROGRESS_S: Final = 0.1
-"""Between two tellings of the same stage: each costs its caller and the loop time that a short work has not."""
+"""Between two tellings. Each costs the work and the loop time, so that what is over sooner tells nothing."""
 
 Progress = Callable[[BuildProgress], None]
 
@@ -19,49 +19,74 @@ _T = TypeVar("_T")
 
 
 class CanceledError(Exception):
-    """Ends the work's thread from inside its progress; goes nowhere else."""
+    """Ends the work's thread from inside its news; goes nowhere else."""
 
 
-def telling(progress: Progress) -> Progress:
-    """What a thread calls with its news: of them `progress` hears on the running event loop, of each stage's first and
-    of others every `PROGRESS_S`."""
-    loop = asyncio.get_running_loop()
-    stage, due = "", 0.0
+class News:
+    """What the thread of some work tells of it: the latest of each stage comes to `progress`, on the running event
+    loop, every `PROGRESS_S` and, of work that took longer than that, at the end.
 
-    def tell(news: BuildProgress) -> None:
-        nonlocal stage, due
-        now = time.monotonic()
-        if news.stage != stage or now >= due:
-            stage, due = news.stage, now + PROGRESS_S
-            loop.call_soon_threadsafe(progress, news)
+    A context manager around the work, on the loop; `tell` is for the thread.
+    """
 
-    return tell
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._latest: dict[str, BuildProgress] = {}
+        self._told = False
+        self.canceled = False
+        """Whoever tells something from now on is ended by that."""
+
+    def tell(self, news: BuildProgress) -> None:
+        """:raises CanceledError: nobody wants the work any more."""
+        self.check()
+        with self._lock:
+            self._latest[news.stage] = news
+
+    def check(self) -> None:
+        """:raises CanceledError: as `tell`."""
+        if self.canceled:
+            raise CanceledError
+
+    def __enter__(self) -> News:
+        self._timer = self._loop.call_later(PROGRESS_S, self._tick)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._told:
+            self._pass_on()
+
+    def _tick(self) -> None:
+        self._told = True
+        self._timer = self._loop.call_later(PROGRESS_S, self._tick)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            latest, self._latest = self._latest, {}
+        for news in latest.values():
+            self._progress(news)
 
 
 async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
-    """What `work` returns. What it tells its argument comes to `progress` on the event loop.
+    """What `work` returns. What it tells its argument comes to `progress` on the event loop, see `News`.
 
     After a cancel that argument raises: the work ends there, takes away what it has made, and only then this does.
     """
     # a thread of its own: those that the loop has are few, and for what is over soon
     thread = ThreadPoolExecutor(1, "dsec-image")
-    tell = telling(progress)
-    canceled = False
-
-    def step(news: BuildProgress) -> None:
-        if canceled:
-            raise CanceledError
-        tell(news)
-
-    working = asyncio.get_running_loop().run_in_executor(thread, work, step)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        canceled = True
+    with News(progress) as news:
+        working = asyncio.get_running_loop().run_in_executor(thread, work, news.tell)
         try:
-            await working
-        except CanceledError:
-            pass  # as asked for
-        raise
-    finally:
-        thread.shutdown(wait=False)
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            news.canceled = True
+            try:
+                await working
+            except CanceledError:
+                pass  # as asked for
+            raise
+        finally:
+            thread.shutdown(wait=False)

@@ -22,7 +22,7 @@ from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.images import ChangeCount, PackedDiff
 from libdsec.protocol.lifecycle import Operation, State
 
-from .blocking import CanceledError, Progress, telling
+from .blocking import News, Progress
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -134,39 +134,32 @@ class Uppers:
 async def _read(threads: Executor, capture: Capture, work: Callable[[Upper, Progress], _T], progress: Progress) -> _T:
     loop = asyncio.get_running_loop()
     read: asyncio.Future[None] = loop.create_future()
-    tell = telling(progress)
-    canceled = False
-
-    def step(news: BuildProgress) -> None:
-        if canceled:
-            raise CanceledError
-        tell(news)
 
     def end_reading() -> None:
         if not read.done():
             read.set_result(None)
 
-    async with AsyncExitStack() as stack:
-        what = await stack.enter_async_context(capture())
+    with News(progress) as news:
+        async with AsyncExitStack() as stack:
+            what = await stack.enter_async_context(capture())
 
-        def check() -> None:
-            if canceled:
-                raise CanceledError
-            what.check()
+            def check() -> None:
+                news.check()
+                what.check()
 
-        def done() -> None:
-            what.check()
-            loop.call_soon_threadsafe(end_reading)
+            def done() -> None:
+                what.check()
+                loop.call_soon_threadsafe(end_reading)
 
-        upper = Upper(what.path, what.since, check, done)
-        working = loop.run_in_executor(threads, work, upper, step)
-        try:
-            await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
-            await stack.aclose()
-            return await asyncio.shield(working)
-        finally:
-            canceled = True
-            while not working.done():
-                await asyncio.wait((working,))
-            if not working.cancelled():
-                working.exception()  # seen, where the caller has another reason to end
+            upper = Upper(what.path, what.since, check, done)
+            working = loop.run_in_executor(threads, work, upper, news.tell)
+            try:
+                await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
+                await stack.aclose()
+                return await asyncio.shield(working)
+            finally:
+                news.canceled = True
+                while not working.done():
+                    await asyncio.wait((working,))
+                if not working.cancelled():
+                    working.exception()  # seen, where the caller has another reason to end
