@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from stocked import stock, write_tree
 
+from dsec.store.build import build_layer
 from dsec.store.images import build_image
 from dsec.store.local import LocalStore
+from dsec.store.sources import Entry, MemorySource
+from dsec.store.tree import Node
 from dsec.store.verify import check_for_mount, check_whole, read_layer_file
 from libdsec.protocol.environment import ImageBuildRequest
 from libdsec.protocol.errors import AlreadyExistsError, ConflictError, ImageNotFoundError, IntegrityError
@@ -35,6 +38,23 @@ def test_a_layer_is_where_its_digest_says(store: LocalStore, tmp_path: Path) -> 
     assert store.catalogue.get("one:v1") == image
     assert read_layer_file(layer).digest == layer.digest
     assert nothing_half_made(store)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_build_directory_with_nothing_else_in_it_becomes_the_layers(store: LocalStore, alone: bool) -> None:
+    for _ in range(2):
+        with store.build_directory() as directory, store.taking() as taken:
+            build = build_layer(MemorySource([Entry(b"a", Node(0o100644))]), directory, "layer")
+            inode = os.stat(directory).st_ino
+            layer = taken.take(build, directory if alone else None)
+            assert (os.stat(layer.directory).st_ino == inode) is alone
+            assert sorted(os.listdir(layer.directory)) == ["data.erofs", "layer.json", "metadata.erofs"]
+            assert os.stat(layer.directory).st_mode & 0o777 == 0o755
+            check_whole(layer)
+            again = taken.take(build, directory)  # it is there already
+            assert again == layer
+        assert nothing_half_made(store)
+        assert layers_of(store) == []
 
 
 def test_the_same_content_is_kept_once_and_goes_with_its_last_image(store: LocalStore, tmp_path: Path) -> None:
@@ -106,6 +126,8 @@ DYING = """
 import os, signal, sys
 from dsec.store import local
 from dsec.store.images import build_image
+from dsec.store.sources import Entry, MemorySource
+from dsec.store.tree import Node
 from libdsec.protocol.environment import ImageBuildRequest
 
 state, tree, where = sys.argv[1:]
@@ -184,9 +206,9 @@ def test_a_layer_of_another_generation_says_so(store: LocalStore, tmp_path: Path
     """It runs where it is, but its chunks are not what this DSec would call them."""
     layer = stock(store, tmp_path / "s", "a:1", {"f": "1"}).layers[0]
     path = Path(layer.directory, "layer.json")
-    path.write_text(path.read_text().replace('"generation":2', '"generation":1'))
+    path.write_text(path.read_text().replace('"generation":3', '"generation":2'))
     check_for_mount(layer)
-    with pytest.raises(IntegrityError, match=r"is of generation 1, this DSec knows 2; remove the images [^;]*again$"):
+    with pytest.raises(IntegrityError, match=r"is of generation 2, this DSec knows 3; remove the images [^;]*again$"):
         check_whole(layer)
 
 

@@ -20,7 +20,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import msgspec
@@ -73,7 +73,8 @@ class LocalStore:
 
     @contextmanager
     def build_directory(self) -> Iterator[str]:
-        """A fresh directory on the file system of the layers, removed at the end with what is left in it."""
+        """A fresh directory on the file system of the layers, removed at the end with what is left in it, unless it has
+        become a layer's (`Taken.take`)."""
         path = os.path.join(self._building, secrets.token_hex(12))
         os.mkdir(path, 0o700)
         try:
@@ -159,14 +160,14 @@ class LocalStore:
             self._reserve.fill()
         return orphans
 
-    def _add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
+    def _add(self, file: LayerFile, files: Mapping[str, str], within: str | None) -> LayerRecord:
         """The files were synced by whoever made them; here the directory is made whole, given its name, and synced.
 
         In this order, since the first sync then writes all of it, and a layer whose names a crash has half lost is not
         in the catalogue yet."""
         target = layer_directory(self.layers_dir, file.digest)
         if not os.path.isdir(target):
-            with self.build_directory() as whole:
+            with self.build_directory() if within is None else nullcontext(within) as whole:
                 os.chmod(whole, 0o755)
                 for name, path in files.items():
                     os.rename(path, os.path.join(whole, name))
@@ -219,8 +220,9 @@ class Taken:
         self._store = store
         self._digests: list[str] = []
 
-    def take(self, build: LayerBuild) -> LayerRecord:
-        """A finished layer, into the store. One that is there already is used."""
+    def take(self, build: LayerBuild, within: str | None = None) -> LayerRecord:
+        """A finished layer, into the store. One that is there already is used. `within`: the `build_directory` that it
+        lies in, where nothing else does; it may become the layer's own."""
         file = LayerFile(
             RECORD_SCHEMA,
             LAYER_GENERATION,
@@ -232,14 +234,15 @@ class Taken:
             b"".join(build.chunk_digests),
             build.files,
         )
-        return self.add(file, {METADATA_NAME: build.metadata_path, DATA_NAME: build.data_path})
+        return self.add(file, {METADATA_NAME: build.metadata_path, DATA_NAME: build.data_path}, within)
 
-    def add(self, file: LayerFile, files: Mapping[str, str]) -> LayerRecord:
+    def add(self, file: LayerFile, files: Mapping[str, str], within: str | None = None) -> LayerRecord:
         """A layer of files, name → path on this file system, synced: at least its metadata image. Its data may be
-        missing where `remote.json` says how it is had. The files are moved, unless there is such a layer."""
+        missing where `remote.json` says how it is had. The files are moved, unless there is such a layer. `within`: as
+        `take`."""
         with self._store._files:
             self._keep(file.digest)
-            return self._store._add(file, files)
+            return self._store._add(file, files, within)
 
     def find(self, digest: str) -> LayerRecord | None:
         """A layer that an image has, kept from now on; None where none has it."""

@@ -68,7 +68,7 @@ def merge_layers(
             with disk_full.typed("merge layers", store.state_dir), store.build_directory() as directory:
                 told = partial(_tell, progress, done)
                 with closing(_Merging(run, below, directory, partial(told, 0))) as merging:
-                    merged.append(taken.take(merging.write(told)))
+                    merged.append(taken.take(merging.write(told), directory))
         done += sum(layer.data_bytes for layer in run)
         _tell(progress, done, 0)
         if below is not None:

@@ -71,7 +71,7 @@ def pack(store: LocalStore, packing: Packing, parts: Parts, upper: Upper, progre
             build = reading.build(directory, progress)
         faults.point("pack.built")
         progress(BuildProgress("publish", build.content_bytes, build.files))
-        answer = _publish(store, packing, parts, build, reading)
+        answer = _publish(store, packing, parts, build, directory, reading)
     faults.point("pack.published")
     return answer
 
@@ -113,12 +113,14 @@ class _Reading:
             self.in_toolkits.append(path)
 
 
-def _publish(store: LocalStore, packing: Packing, parts: Parts, build: LayerBuild, reading: _Reading) -> PackedDiff:
+def _publish(
+    store: LocalStore, packing: Packing, parts: Parts, build: LayerBuild, directory: str, reading: _Reading
+) -> PackedDiff:
     asked, residue = packing.asked, reading.source.residue
     with store.taking() as taken:
         layers = parts.kept(taken)
         if not (reading.source.empty and layers):
-            layers = (*layers, taken.take(build))
+            layers = (*layers, taken.take(build, directory))
         image = ImageRecord(asked.ref, asked.kind, layers, parts.config, time.time(), parent_of(packing))
         answer = PackedDiff(
             image.info(),

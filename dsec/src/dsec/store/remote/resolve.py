@@ -122,7 +122,7 @@ def _take(store: str, local: LocalStore, taken: Taken, content: bytes, table: La
     with disk_full.typed(f"take layer {file.digest}", local.state_dir), local.build_directory() as directory:
         metadata = os.path.join(directory, METADATA_NAME)
         write_durably(metadata, image)
-        return taken.add(file, {METADATA_NAME: metadata, **write_beside(directory, store, content)})
+        return taken.add(file, {METADATA_NAME: metadata, **write_beside(directory, store, content)}, directory)
 
 
 def _compress_bound(size: int) -> int:
