@@ -146,7 +146,7 @@ class GivenUpError(Exception):
     pass
 
 
-@pytest.mark.parametrize("calls", [1, 5, 9])
+@pytest.mark.parametrize("calls", [1, 2, 4])
 def test_one_that_is_given_up_leaves_nothing(store: Store, calls: int) -> None:
     for number in range(10):
         (store.upper / str(number)).write_bytes(os.urandom(400_000))

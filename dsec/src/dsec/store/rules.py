@@ -46,9 +46,12 @@ class Rules:
 
     def apply(self, path: bytes, node: Node) -> None:
         """Change `node` as the rules want it. Raises `InvalidArgumentError` naming the path and the id."""
-        if self._remap is not None or not (0 <= node.uid <= MAX_ID and 0 <= node.gid <= MAX_ID):
-            node.uid = self._id(path, "owner", node.uid)
-            node.gid = self._id(path, "group", node.gid)
+        uid, gid, remap = node.uid, node.gid, self._remap
+        if remap is not None:
+            node.uid, node.gid = remap(uid), remap(gid)
+        if not (0 <= node.uid <= MAX_ID and 0 <= node.gid <= MAX_ID):
+            self._check(path, "owner", node.uid, uid)
+            self._check(path, "group", node.gid, gid)
         if node.xattrs:
             node.xattrs = tuple(
                 (name, self._value(path, name, value))
@@ -58,8 +61,12 @@ class Rules:
 
     def _id(self, path: bytes, what: str, number: int) -> int:
         mapped = number if self._remap is None else self._remap(number)
+        self._check(path, what, mapped, number)
+        return mapped
+
+    def _check(self, path: bytes, what: str, mapped: int, number: int) -> None:
         if 0 <= mapped <= MAX_ID:
-            return mapped
+            return
         where = printable(path)
         after = "" if self._remap is None else f" (mapped from {number})"
         raise InvalidArgumentError(

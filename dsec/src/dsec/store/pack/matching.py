@@ -12,7 +12,6 @@ no pattern can make it take longer.
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -79,7 +78,7 @@ class Place:
 
     def below(self, name: bytes) -> Place:
         """What has this name in the directory here."""
-        at = self._matcher.step(self._at, os.fsdecode(name))
+        at = self._matcher.step(self._at, name.decode("utf-8", "surrogateescape"))
         return Place(self._matcher, at, max(self._decided, at.last))
 
 
@@ -97,7 +96,11 @@ class Matcher:
     def step(self, at: _Set, name: str) -> _Set:
         """From a directory to a name in it."""
         named = at.plain.get(name, ())
-        matched = [state for glob, state in at.globs if glob.matches(name)]
+        matched = [
+            state
+            for glob, state in at.globs
+            if name.startswith(glob.head) and name.endswith(glob.tail) and glob.matches(name)
+        ]
         if not matched and not named:
             if at.other is None:
                 at.other = self._set(set(at.stay))
@@ -179,6 +182,8 @@ class _Glob:
     first."""
 
     def __init__(self, part: str) -> None:
+        self.head, *_, self.tail = re.split(r"[*?]", part)
+        """What every name that matches begins and ends with: most others are told by that alone."""
         pieces = re.split(r"\*+", part)
         self._pieces = [re.compile(re.escape(piece).replace(r"\?", "."), re.DOTALL) for piece in pieces]
         self._lengths = [len(piece) for piece in pieces]

@@ -29,6 +29,8 @@ from .residue import Residue, Row
 
 MAX_NAMES: Final = 1_000_000
 """In an upper: each takes a kilobyte of memory until its layer is written."""
+NAMES_A_CHECK: Final = 16
+"""Between two checks whether to go on; another comes with each MiB of contents."""
 MAX_FILLED_BYTES: Final = 1 << 30
 """What may be read as zeros of a file that has more pieces than are listed."""
 
@@ -136,7 +138,8 @@ class _Walk:
 
     def leaves_out(self, path: bytes, status: os.stat_result) -> bool:
         """See `directory.LeaveOut`."""
-        self._check()
+        if self._names % NAMES_A_CHECK == 0:
+            self._check()
         self._names += 1
         if self._names > MAX_NAMES:
             raise QuotaExceededError(
