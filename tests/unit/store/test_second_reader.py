@@ -31,14 +31,14 @@ class Reader:
         assert hashlib.sha256(table[:-32]).digest() == table[-32:]
         assert table[:16] == b"dsec layer table"
         generation, layer_generation, chunk_size, chunks, packs, zero = struct.unpack_from("<6I", table, 16)
-        assert (generation, layer_generation, zero) == (1, 2, 0)
+        assert (generation, layer_generation, zero) == (1, 3, 0)
         metadata_bytes, data_bytes, _ = struct.unpack_from("<3Q", table, 40)
         metadata_digest = table[64:96]
         assert table[96:128] == bytes(32)
         digests_at = 128 + 40 * packs
         places_at = digests_at + 32 * chunks
         assert len(table) == places_at + 16 * chunks + 32
-        header = struct.pack("<16sI32sQQ", b"dsec layer", 2, metadata_digest, chunk_size, chunks)
+        header = struct.pack("<16sI32sQQ", b"dsec layer", layer_generation, metadata_digest, chunk_size, chunks)
         assert hashlib.sha256(header + table[digests_at:places_at]).hexdigest() == named.removeprefix("sha256:")
         metadata = zstd.decompress((directory / "metadata.zst").read_bytes())
         assert (len(metadata), hashlib.sha256(metadata).digest()) == (metadata_bytes, metadata_digest)

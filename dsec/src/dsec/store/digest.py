@@ -22,7 +22,7 @@ STORE_CHUNK_SIZE = 256 * 1024
 MAX_CHUNKS = 1 << 20
 """Of a layer, 256 GiB of data: each takes 40 bytes of memory in whoever reads the layer."""
 
-LAYER_GENERATION = 2
+LAYER_GENERATION = 3
 """Number of the layer format. Raised when the same tree would give other bytes or other digests."""
 
 DIGEST_SIZE = 32

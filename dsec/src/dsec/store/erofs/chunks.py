@@ -22,10 +22,10 @@ from dsec.linux.syscalls import start_writing
 from dsec.store.digest import STORE_CHUNK_SIZE, chunk_digest
 from dsec.store.erofs.holes import ZERO_CHUNK
 
-MAX_OPEN: Final = 16
+MAX_OPEN: Final = 4
 """Buffers that the filling side may hold at a time, besides the one it fills."""
 MAX_BUFFERS: Final = MAX_OPEN + 18
-"""8.5 MiB in all; what is not held is being written, or waits for that."""
+"""5.5 MiB in all; what is not held is being written, or waits for that."""
 
 _spare: list[bytearray] = []
 """Buffers for the next writer of this process, about `MAX_BUFFERS` at most. Writers of several threads share it, so

@@ -6,7 +6,7 @@ files: a small file goes whole into the oldest open chunk with room. Where none 
 and goes over into the next, if else more than `MOST_EMPTY` of the latest might stay empty. At most `chunks.MAX_OPEN`
 chunks are open; the fullest is closed to make way. Every file begins on a 4 KiB block.
 
-Memory: the writer's buffers, 8.5 MiB whatever the input.
+Memory: the writer's buffers, 5.5 MiB whatever the input.
 """
 
 from __future__ import annotations
