@@ -29,6 +29,14 @@ def test_image_ls_inspect_rm(node):
     assert (result.exit_code, "a sandbox uses it" in result.stderr) == (73, True)
 
 
+def test_an_image_that_stays_keeps_no_other_from_going(node):
+    result = node.run("image", "rm", "debian:12", "app:v1", "app:v1")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (73, "app:v1\n", 1)
+    told = node.json("image", "rm", "debian:12", "app:v1")
+    assert told["removed"] == ["app:v1"]
+    assert told["failed"]["debian:12"]["code"] == "conflict"
+
+
 def test_image_build(node, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = node.run("image", "build", "app:v1", "--from", "dir:./tree", "--kind", "workspace", "-e", "A=1")

@@ -10,12 +10,12 @@ import typer
 from dsec.environments.image import HostImage, host_image
 from libdsec.client import DSecClient
 from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
-from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.errors import DSecError, InvalidArgumentError
 
 from . import image_data, image_dockerfile, image_out, image_pull, image_shared
 from .image_progress import shown
 from .options import EnvOption, JsonOption, find_image, pairs
-from .outcome import execute
+from .outcome import execute, report
 from .output import ago, amount, emit, printable, say, table, waiting
 
 app = typer.Typer(
@@ -197,19 +197,29 @@ def verify(ref: RefArgument, json: JsonOption = False) -> None:
 def rm(
     refs: Annotated[list[str], typer.Argument(metavar="NAME:TAG...", help="The images.")], json: JsonOption = False
 ) -> None:
-    """Remove images. One that a sandbox uses stays, with an error.
+    """Remove images. One that a sandbox uses stays, with an error, and keeps no other from going.
 
     \b
-    dsec image rm repo/app:v1
+    dsec image rm repo/app:v1 repo/app:v2
     """
 
-    async def work(client: DSecClient) -> None:
-        for ref in refs:
-            await client.remove_image(ref)
+    async def work(client: DSecClient) -> int:
+        removed: list[str] = []
+        failed: dict[str, DSecError] = {}
+        for ref in dict.fromkeys(refs):
+            try:
+                await client.remove_image(ref)
+            except DSecError as error:
+                failed[ref] = error
+                if not json:
+                    report(False, error)
+                continue
+            removed.append(ref)
             if not json:
                 say(ref)
         if json:
-            emit({"removed": refs})
+            emit({"removed": removed, "failed": {ref: error.body() for ref, error in failed.items()}})
+        return max((error.exit_code for error in failed.values()), default=0)
 
     execute(json, work)
 
