@@ -191,6 +191,7 @@ class Sandbox(Logged):
         scrub: bool = True,
         rules: Sequence[ScrubRule] = (),
         publish: bool = False,
+        comment: str = "",
         progress: Progress | None = None,
         key: str | None = None,
     ) -> PackedDiff:
@@ -199,14 +200,15 @@ class Sandbox(Logged):
         goes on afterwards; one that is paused stays so.
 
         Caches, histories, logs and keys are left out (`scrub`; docs/packing.md has the rules) and so is what `rules`
-        name; the answer lists it. `publish` puts the image into the node's shared store too.
+        name; the answer lists it. `publish` puts the image into the node's shared store too. `comment` is what the
+        image's history says of the new layer.
         :raises AlreadyExistsError: the name is taken; published images never change.
         :raises InvalidArgumentError: something in it cannot be in an image (says which path), or a rule is none.
         :raises SandboxStateError, SandboxFailedError: it has ended, or was ended meanwhile.
         :raises CapacityError: the node's disk is full; the sandbox goes on.
         :raises UnsupportedOperationError: it is to be published, and the node has no shared store.
         """
-        request = PackDiffRequest(self.id, ref, kind, scrub, tuple(rules), publish)
+        request = PackDiffRequest(self.id, ref, kind, scrub, tuple(rules), publish, comment)
         answer = await self._track.collect(
             "sandbox.pack_diff", request, timeout=SILENCE_S, extend=True, key=key, on_event=telling(progress)
         )

@@ -103,6 +103,8 @@ def test_two_stages(dsec: Dsec, client: DSecClient, image: str, context: Path) -
     assert said(client, "test/app:1", "cd /objects; stat -c '%N %u' *").split("\n") == [
         *("'a.o' 0", "'b.o' 0", "'link' 0", ""),  # a link is copied as what it points to
     ]
+    told = [entry.made_by for entry in client.image_history("test/app:1").entries]
+    assert [how.split()[0] for how in told if not how.startswith("build from")] == ["COPY", "COPY", "RUN"]
     (context / "data" / "two").write_text("is ignored")
     os.utime(context / "data" / "one", (1, 1))
     assert counts(build(dsec, image, context, "test/app:2")) == (STEPS, 0)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from dsec.store import catalogue as catalogue_module
+from dsec.store.history import MAX_MADE_BY, history
 from dsec.store.images import build_image
 from dsec.store.local import LocalStore
 from dsec.store.pack import pack as pack_module
@@ -52,11 +53,16 @@ class Store:
         return tuple(layer.digest for ref in refs for layer in self.local.catalogue.get(ref).layers)
 
     def packing(
-        self, ref: str, kind: LayerKind = "workspace", spec: SandboxSpec | None = None, maker: str = ""
+        self,
+        ref: str,
+        kind: LayerKind = "workspace",
+        spec: SandboxSpec | None = None,
+        maker: str = "",
+        comment: str = "",
     ) -> Packing:
         spec = spec or self.spec
         refs = [spec.image, *([spec.workspace] if spec.workspace else []), *spec.toolkits]
-        request = PackDiffRequest(SANDBOX, ref, kind)
+        request = PackDiffRequest(SANDBOX, ref, kind, comment=comment)
         return Packing(request, spec, self.digests(*refs), os.getuid(), maker or f"step {next(self._numbers)}")
 
     def pack(self, packing: Packing, stop: Callable[[], None] = lambda: None) -> PackedDiff:
@@ -140,6 +146,17 @@ def test_there_may_not_be_too_many_layers(store: Store, monkeypatch: pytest.Monk
     with pytest.raises(InvalidArgumentError, match="layers"):
         store.pack(store.packing("work:2"))
     store.pack(store.packing("tool:2", "toolkit"))
+
+
+def test_history_says_what_the_caller_says_of_it(store: Store) -> None:
+    (store.upper / "new").write_text("new")
+    store.pack(store.packing("base:2", "base", comment="RUN make"))
+    (store.upper / "new").write_text("newer")
+    store.pack(store.packing("base:3", "base"))
+    told = [entry.made_by for ref in ("base:2", "base:3") for entry in history(store.local.catalogue, ref).entries]
+    assert (told[2], told[5]) == ("RUN make", f"packed from sandbox {SANDBOX} (work:1)")
+    with pytest.raises(InvalidArgumentError, match="comment"):
+        store.pack(store.packing("base:4", comment="x" * (MAX_MADE_BY + 1)))
 
 
 class GivenUpError(Exception):

@@ -36,6 +36,7 @@ def pack(
         list[str] | None, typer.Option(metavar="PATTERN", help="Keep this all the same; may be given again.")
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Put it into the shared store too.")] = False,
+    comment: Annotated[str, typer.Option("--comment", "-m", help="What the image's history says of it.")] = "",
     json: JsonOption = False,
 ) -> None:
     """Make an image of what was written in a sandbox.
@@ -62,6 +63,7 @@ def pack(
                 scrub=not no_scrub,
                 rules=rules,
                 publish=publish,
+                comment=comment,
                 progress=progress,
             )
         if json:

@@ -44,6 +44,8 @@ ORPHAN_S = 300.0
 files for it are packed, either."""
 CREATE_S = 300.0
 STEP_TIMEOUT_S = 3600.0
+MAX_COMMENT = 500
+"""Characters of a step that the image's history shows."""
 
 _CACHED = re.compile(rf"{CACHE}/(?P<key>[0-9a-f]{{64}}):(?P<number>[1-9][0-9]{{0,8}})")
 _REGISTRY = re.compile(r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9.-]+(?=:))(?::(?P<port>\d+))?/")
@@ -222,7 +224,8 @@ class _Build:
                     source = await self._source(step)
                     await copying.from_sandbox(sandbox, step, await self._sandbox(source.ref, "private"))
             try:
-                image = (await sandbox.pack_diff(ref, kind="base", scrub=False)).image
+                packed = await sandbox.pack_diff(ref, kind="base", scrub=False, comment=step.text[:MAX_COMMENT])
+                image = packed.image
             except AlreadyExistsError:
                 image = await self._client.image(ref)  # another build made the same step
         self._newest[key] = newest + 1

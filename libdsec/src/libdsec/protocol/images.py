@@ -170,6 +170,8 @@ class PackDiffRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """The caller's, after those."""
     publish: bool = False
     """To the shared store too, before the answer."""
+    comment: str = ""
+    """How the layer came to be, in words, for the image's history; the node says something where nothing is said."""
 
 
 class Scrubbed(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from dsec import faults
 from dsec.store import disk_full
 from dsec.store.build import LayerBuild, build_layer
 from dsec.store.compose import MAX_LAYERS
+from dsec.store.history import MAX_MADE_BY
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord
 from dsec.store.sources import SourceItem
@@ -38,12 +39,16 @@ def check(store: LocalStore, packing: Packing) -> PackedDiff | Parts:
     """Everything that can be told before the sandbox has to stand still. The answer, where this very step has packed
     the image already; else what is to be packed.
 
-    :raises InvalidArgumentError: a name or a rule that cannot be used, or too many layers.
+    :raises InvalidArgumentError: a name, a rule or a comment that cannot be used, or too many layers.
     :raises AlreadyExistsError: somebody else's image has the name.
     :raises ImageNotFoundError, ConflictError: as `parts_of`.
     """
     parse_ref(packing.asked.ref)
     check_rules(packing.asked.rules)
+    if len(packing.asked.comment) > MAX_MADE_BY:
+        raise InvalidArgumentError(
+            f"cannot pack {packing.asked.ref}: its comment has more than {MAX_MADE_BY} characters", field="comment"
+        )
     found = earlier(store.catalogue, packing.asked.ref, packing.maker)
     if found is not None:
         return found
@@ -131,6 +136,6 @@ def _publish(
             tuple(printable(path) for path in reading.in_toolkits),
             reading.frozen_ms,
         )
-        made_by = [*[""] * (len(layers) - 1), f"packed from sandbox {asked.sandbox} ({parent_of(packing)})"]
-        store.publish_image(image, made_by, recorded(answer, packing.maker))
+        how = asked.comment or f"packed from sandbox {asked.sandbox} ({parent_of(packing)})"
+        store.publish_image(image, [*[""] * (len(layers) - 1), how], recorded(answer, packing.maker))
     return answer
