@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dsec.edge import blocking
 from dsec.edge.image_streams import MAX_AT_ONCE
 from dsec.edge.images import StoreImages
 from dsec.store.build import build_layer
@@ -165,7 +166,8 @@ async def test_a_diff_comes_in_arrays_and_is_counted(run_dir: str, tmp_path: Pat
         assert [change.path for change in changes[1:]] == sorted("/" + name.decode() for name in names)
 
 
-async def test_a_push_tells_how_far_it_is(run_dir: str, tmp_path: Path) -> None:
+async def test_a_push_tells_how_far_it_is(run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "PROGRESS_S", 0.001)
     async with store_node(run_dir, tmp_path) as node, node.client() as client:
         call = client.start("image.push", ref="large:1", destination=f"oci:{tmp_path}/layout")
         pushed = await call.answer()

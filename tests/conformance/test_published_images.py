@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec.edge import blocking
 from dsec.edge.images import Images, StoreImages
 from dsec.store.local import LocalStore
 from dsec.store.mounts import LayerMounts
@@ -54,6 +55,13 @@ def request(tmp_path: Path, ref: str) -> ImageBuildRequest:
     return ImageBuildRequest(ref, f"dir:{tmp_path}/tree", config=CONFIG)
 
 
+@pytest.fixture
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is over soon, too."""
+    monkeypatch.setattr(blocking, "PROGRESS_S", 0.001)
+
+
+@pytest.mark.usefixtures("told_at_once")
 async def test_what_was_built_is_there_until_it_is_removed(images: Images, tmp_path: Path) -> None:
     before = images.list()
     seen: list[BuildProgress] = []
@@ -128,6 +136,7 @@ async def test_what_is_read_out_is_what_was_built(images: Images, tmp_path: Path
     assert entry.made_by
 
 
+@pytest.mark.usefixtures("told_at_once")
 async def test_a_push_says_where_it_went(images: Images, tmp_path: Path) -> None:
     await images.build(request(tmp_path, "one:v1"), lambda step: None)
     seen: list[BuildProgress] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from packed_trees import DESCRIBE, MAKE, UNPACK
@@ -182,19 +183,21 @@ def test_a_step_said_again_is_the_same_one(create: Create, client: DSecClient) -
     client.remove_image("packed:key")
 
 
+def _wait_until_it_stands(sandbox: Sandbox, over: Callable[[], bool]) -> None:
+    """Until the pack under way is reading what it has written, which takes it a while."""
+    while sandbox.info().state != "pausing":
+        assert not over()
+
+
 def test_one_that_is_stopped_meanwhile_is_not_packed(create: Create, client: DSecClient) -> None:
     sandbox = create()
     sandbox.run_shell("head -c 300000000 /dev/urandom >/srv/large").check()
-    stopping: list[threading.Thread] = []
-
-    def stop(_: object) -> None:
-        if not stopping:
-            stopping.append(threading.Thread(target=client.stop, args=(sandbox.id,)))
-            stopping[0].start()
-
-    with pytest.raises((SandboxFailedError, SandboxStateError)):
-        sandbox.pack_diff("packed:stopped", progress=stop)
-    stopping[0].join()
+    with ThreadPoolExecutor(1) as thread:
+        packing = thread.submit(sandbox.pack_diff, "packed:stopped")
+        _wait_until_it_stands(sandbox, packing.done)
+        client.stop(sandbox.id)
+        with pytest.raises((SandboxFailedError, SandboxStateError)):
+            packing.result()
     assert sandbox.info().state == "stopped"
     assert "packed:stopped" not in [info.ref for info in client.images()]
 
@@ -203,12 +206,14 @@ def test_a_client_that_is_killed_has_it_packed_all_the_same(create: Create, clie
     sandbox = create()
     sandbox.run_shell("head -c 300000000 /dev/urandom >/srv/large").check()
     program = (
-        "import os, sys\nfrom libdsec.sync import DSecClient\n"
+        "import sys\nfrom libdsec.sync import DSecClient\n"
         "with DSecClient(sys.argv[1]) as client:\n"
-        "    client.sandbox(sys.argv[2]).pack_diff('packed:killed', progress=lambda _: os.kill(os.getpid(), 9))\n"
+        "    client.sandbox(sys.argv[2]).pack_diff('packed:killed')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program, url, sandbox.id], timeout=60, check=False)
-    assert ended.returncode == -9
+    with subprocess.Popen([sys.executable, "-c", program, url, sandbox.id]) as process:
+        _wait_until_it_stands(sandbox, lambda: process.poll() is not None)
+        process.kill()
+    assert process.returncode == -9
     while "packed:killed" not in [info.ref for info in client.images()]:
         threading.Event().wait(0.02)
     assert sandbox.run_shell("wc -c </srv/large").stdout == "300000000\n"

@@ -230,10 +230,9 @@ def test_images(client: DSecClient, image: str, create, tmp_path):
     assert client.image(image).kind == "base"
     (tmp_path / "w").mkdir()
     (tmp_path / "w/hello").write_text("from the workspace")
-    seen, ref = [], f"test/sdk:{new_token()}"
-    client.build_image(ref, f"dir:{tmp_path}", kind="workspace", progress=seen.append)
+    ref = f"test/sdk:{new_token()}"
+    client.build_image(ref, f"dir:{tmp_path}", kind="workspace")
     try:
-        assert "publish" in [news.stage for news in seen]
         with create(workspace=ref) as sandbox:
             assert sandbox.files.read_text("/w/hello") == "from the workspace"
             with pytest.raises(ConflictError):

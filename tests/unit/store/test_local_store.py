@@ -125,9 +125,9 @@ def test_what_a_crash_left_is_removed_by_the_next_alone(tmp_path: Path) -> None:
 DYING = """
 import os, signal, sys
 from dsec.store import local
+from dsec.store.build import build_layer
 from dsec.store.images import build_image
-from dsec.store.sources import Entry, MemorySource
-from dsec.store.tree import Node
+from dsec.store.sources import DirectorySource
 from libdsec.protocol.environment import ImageBuildRequest
 
 state, tree, where = sys.argv[1:]
@@ -137,14 +137,17 @@ def die(*_):
 
 if where == "catalogue":
     local.Catalogue.publish = die
-if where == "rename":
+if where in ("rename", "within"):
     local.sync_directory = die
 store = local.LocalStore(state)
+if where == "within":
+    with store.build_directory() as directory, store.taking() as taken:
+        taken.take(build_layer(DirectorySource(tree), directory, "layer"), directory)
 build_image(store, ImageBuildRequest("two:v1", f"dir:{tree}"), lambda p: die() if p.stage == where else None)
 """
 
 
-@pytest.mark.parametrize("where", ["fetch", "write", "publish", "rename", "catalogue"])
+@pytest.mark.parametrize("where", ["fetch", "write", "publish", "rename", "within", "catalogue"])
 def test_a_build_killed_anywhere_leaves_nothing_that_stays(tmp_path: Path, where: str) -> None:
     state = str(tmp_path / "state")
     store = LocalStore(state)

@@ -70,7 +70,7 @@ async def reader(tmp_path: Path) -> AsyncIterator[tuple[LocalStore, StoreImages]
 
 
 async def test_a_push_fetches_what_it_has_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(blocking, "PROGRESS_S", 0.001)
     told: list[BuildProgress] = []
     async with reader(tmp_path) as (local, images):
         request = ImagePushRequest("a:1", f"oci:{tmp_path}/layout:v1")

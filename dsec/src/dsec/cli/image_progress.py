@@ -1,4 +1,5 @@
-"""A build's progress: a moving line on a terminal, a line a stage elsewhere."""
+"""A build's progress: a moving line on a terminal, a line a stage elsewhere. Of what is over in a tenth of a second
+the server tells nothing."""
 
 from __future__ import annotations
 

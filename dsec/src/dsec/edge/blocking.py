@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from libdsec.protocol.environment import BuildProgress
 
@@ -23,25 +23,28 @@ class CanceledError(Exception):
 
 
 class News:
-    """What the thread of some work tells of it: the latest of each stage comes to `progress`, on the running event
-    loop, every `PROGRESS_S` and, of work that took longer than that, at the end.
+    """What the thread of some work tells of it: the latest of each stage, in the order they were told, comes to
+    `progress`, on the running event loop, every `PROGRESS_S` and, of work that took longer than that, at the end.
+    `progress` must not raise.
 
-    A context manager around the work, on the loop; `tell` is for the thread.
+    A context manager around the work, on the loop; `tell` and `check` are for the thread.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         self._latest: dict[str, BuildProgress] = {}
         self._told = False
         self.canceled = False
-        """Whoever tells something from now on is ended by that."""
+        """Once true, whoever tells something is ended by that."""
 
     def tell(self, news: BuildProgress) -> None:
         """:raises CanceledError: nobody wants the work any more."""
         self.check()
         with self._lock:
+            self._latest.pop(news.stage, None)
             self._latest[news.stage] = news
 
     def check(self) -> None:
@@ -54,7 +57,8 @@ class News:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._told:
             self._pass_on()
 
@@ -70,6 +74,19 @@ class News:
             self._progress(news)
 
 
+async def ended(working: asyncio.Future[Any], news: News) -> None:
+    """Have the work end, which it does where it tells something next, and wait for that, however often the waiting is
+    cancelled. Its own error is seen, whether or not somebody asks for it."""
+    news.canceled = True
+    while not working.done():
+        try:
+            await asyncio.wait((working,))
+        except asyncio.CancelledError:
+            pass  # whoever waits for the work is being cancelled already, and will be when this is over
+    if not working.cancelled():
+        working.exception()
+
+
 async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
     """What `work` returns. What it tells its argument comes to `progress` on the event loop, see `News`.
 
@@ -80,13 +97,8 @@ async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
     with News(progress) as news:
         working = asyncio.get_running_loop().run_in_executor(thread, work, news.tell)
         try:
-            return await asyncio.shield(working)
-        except asyncio.CancelledError:
-            news.canceled = True
-            try:
-                await working
-            except CanceledError:
-                pass  # as asked for
-            raise
+            await asyncio.wait((working,))
         finally:
+            await ended(working, news)
             thread.shutdown(wait=False)
+    return working.result()

@@ -72,7 +72,8 @@ class Images(Protocol):
         :raises InvalidArgumentError: a bad reference, or an image of another kind than its place asks for."""
 
     async def build(self, request: ImageBuildRequest, progress: Callable[[BuildProgress], None]) -> ImageInfo:
-        """Build and publish; `progress` is called on the event loop. A cancel ends it and leaves nothing.
+        """Build and publish. A cancel ends it and leaves nothing. `progress` is called on the event loop every
+        `blocking.PROGRESS_S`, so that of what is over sooner nothing may be told.
 
         :raises DSecError: the request or the source is wrong, the name is taken, the disk is full; nothing is left."""
 

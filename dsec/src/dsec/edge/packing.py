@@ -22,7 +22,7 @@ from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.images import ChangeCount, PackedDiff
 from libdsec.protocol.lifecycle import Operation, State
 
-from .blocking import News, Progress
+from .blocking import News, Progress, ended
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -156,10 +156,7 @@ async def _read(threads: Executor, capture: Capture, work: Callable[[Upper, Prog
             try:
                 await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)
                 await stack.aclose()
-                return await asyncio.shield(working)
+                await asyncio.wait((working,))
             finally:
-                news.canceled = True
-                while not working.done():
-                    await asyncio.wait((working,))
-                if not working.cancelled():
-                    working.exception()  # seen, where the caller has another reason to end
+                await ended(working, news)
+    return working.result()

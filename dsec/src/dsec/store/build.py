@@ -6,7 +6,7 @@ What is being built has names ending in `.partial`; the data file gets its name 
 after fsync, so a metadata image under its own name always has its data beside it. After an error nothing of the build
 is left.
 
-Memory: 6 MiB of buffers whatever the input, and 0.9 KB for each name in the tree.
+Memory: 5.5 MiB of buffers whatever the input, and 0.9 KB for each name in the tree.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class ImageInfo(msgspec.Struct, frozen=True):
 
 
 class ImageBuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """image.build. EVENT frames of `BuildProgress` precede the `ImageInfo`."""
+    """image.build. EVENT frames of `BuildProgress` may precede the `ImageInfo`."""
 
     ref: str
     source: str

@@ -34,7 +34,7 @@ class RegistryLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImagePullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """image.pull. EVENT frames of `BuildProgress` precede the `ImageInfo`."""
+    """image.pull. EVENT frames of `BuildProgress` may precede the `ImageInfo`."""
 
     source: str
     ref: str = ""
@@ -48,7 +48,7 @@ class ImagePullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ImagePushRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """image.push: as an OCI image. EVENT frames of `BuildProgress` precede the `ImagePushed`."""
+    """image.push: as an OCI image. EVENT frames of `BuildProgress` may precede the `ImagePushed`."""
 
     ref: str
     destination: str
@@ -90,7 +90,7 @@ class ImagePublished(msgspec.Struct, frozen=True):
 
 class ImageFetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """image.fetch: everything of an image that lies in the shared store, to this node, now. EVENT frames of
-    `BuildProgress` precede the `ImageInfo`."""
+    `BuildProgress` may precede the `ImageInfo`."""
 
     ref: str
 
@@ -157,7 +157,7 @@ class ScrubRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PackDiffRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """sandbox.pack_diff: the sandbox's changes as a layer, and an image made with it. EVENT frames of `BuildProgress`
-    precede the `PackedDiff`."""
+    may precede the `PackedDiff`."""
 
     sandbox: str
     ref: str

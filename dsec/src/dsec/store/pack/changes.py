@@ -25,7 +25,7 @@ from libdsec.protocol.images import Change, ChangeCount, ChangeKind
 from .lower import Lower
 from .order import Upper
 from .overlay import is_whiteout_status
-from .upper import MAX_NAMES, MOUNTED
+from .upper import MAX_NAMES, MOUNTED, NAMES_A_CHECK
 
 BATCH: Final = 256
 """Changes of one array at most."""
@@ -112,7 +112,8 @@ class _Changes:
             yield from self._rest(self._within.pop())
 
     def _looked_at(self, path: bytes, status: os.stat_result) -> bool:
-        self._upper.check()
+        if self._names % NAMES_A_CHECK == 0:
+            self._upper.check()
         self._names += 1
         if self._names > MAX_NAMES:
             raise QuotaExceededError(f"cannot list more than {MAX_NAMES} names of an upper", limit=MAX_NAMES)

@@ -30,7 +30,7 @@ from .residue import Residue, Row
 MAX_NAMES: Final = 1_000_000
 """In an upper: each takes a kilobyte of memory until its layer is written."""
 NAMES_A_CHECK: Final = 16
-"""Between two checks whether to go on; another comes with each MiB of contents."""
+"""Between two checks whether to go on; who reads the contents does so for each MiB."""
 MAX_FILLED_BYTES: Final = 1 << 30
 """What may be read as zeros of a file that has more pieces than are listed."""
 
