@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from dsec.store.threads import ended
 from libdsec.protocol.environment import BuildProgress
 
 PROGRESS_S: Final = 0.1
@@ -74,19 +75,6 @@ class News:
             self._progress(news)
 
 
-async def ended(working: asyncio.Future[Any], news: News) -> None:
-    """Have the work end, which it does where it tells something next, and wait for that, however often the waiting is
-    cancelled. Its own error is seen, whether or not somebody asks for it."""
-    news.canceled = True
-    while not working.done():
-        try:
-            await asyncio.wait((working,))
-        except asyncio.CancelledError:
-            pass  # whoever waits for the work is being cancelled already, and will be when this is over
-    if not working.cancelled():
-        working.exception()
-
-
 async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
     """What `work` returns. What it tells its argument comes to `progress` on the event loop, see `News`.
 
@@ -99,6 +87,7 @@ async def in_thread(work: Callable[[Progress], _T], progress: Progress) -> _T:
         try:
             await asyncio.wait((working,))
         finally:
-            await ended(working, news)
+            news.canceled = True
+            await ended(working)
             thread.shutdown(wait=False)
     return working.result()

@@ -16,6 +16,7 @@ import msgspec
 
 from dsec.bus import Caller, as_dsec_error, encode_error
 from dsec.commandlog.flow import Flow
+from dsec.store.threads import ended
 from libdsec.protocol.errors import CapacityError
 from libdsec.protocol.frames import DATA_CHUNK, STDOUT
 
@@ -87,9 +88,7 @@ class Stream:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             self._over = True
-            await asyncio.wait((running,))
-            if not running.cancelled():
-                running.exception()
+            await ended(running)
             raise
 
 

@@ -18,11 +18,12 @@ from dsec.drivers.base import Captured
 from dsec.store import disk_full
 from dsec.store.local import LocalStore
 from dsec.store.pack.order import Packing, Upper
+from dsec.store.threads import ended
 from libdsec.protocol.environment import BuildProgress
 from libdsec.protocol.images import ChangeCount, PackedDiff
 from libdsec.protocol.lifecycle import Operation, State
 
-from .blocking import News, Progress, ended
+from .blocking import News, Progress
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -158,5 +159,6 @@ async def _read(threads: Executor, capture: Capture, work: Callable[[Upper, Prog
                 await stack.aclose()
                 await asyncio.wait((working,))
             finally:
-                await ended(working, news)
+                news.canceled = True
+                await ended(working)
     return working.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,11 +18,17 @@ async def in_thread(executor: Executor | None, work: Callable[P, T], *args: P.ar
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError:
-                continue  # canceled already
-        if not running.cancelled():
-            running.exception()
+        await ended(running)
         raise
+
+
+async def ended(running: asyncio.Future[Any]) -> None:
+    """Wait until it has ended, however often the waiting is canceled: for whoever is being canceled already. Its own
+    error counts as seen."""
+    while not running.done():
+        try:
+            await asyncio.wait((running,))
+        except asyncio.CancelledError:
+            continue
+    if not running.cancelled():
+        running.exception()
