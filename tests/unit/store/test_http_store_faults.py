@@ -38,12 +38,32 @@ class Scripted:
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
         self.requests: list[str] = []
+        self._connections: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Objects]:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         async with server:
             yield open_impatient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for connection in self._connections:
+            connection.cancel()
+        while self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            await self._answer(reader, writer)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        except asyncio.CancelledError:
+            pass  # as an error it would be logged, and there is nobody to have it
+        finally:
+            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -54,7 +74,6 @@ class Scripted:
             else:
                 writer.write(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
             await writer.drain()
-        writer.close()
 
 
 @pytest.mark.parametrize("first", [CUT, b"", b"nonsense\r\n\r\n", reply("503 Slow Down"), reply("500 Oh")])
@@ -115,7 +134,6 @@ class Endless(Scripted):
                 writer.write(ENDLESS)
                 self.sent += len(ENDLESS)
                 await writer.drain()
-        writer.close()
 
 
 @pytest.mark.parametrize(
