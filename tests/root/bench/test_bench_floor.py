@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +80,16 @@ def test_spawn_gives_each_turn_a_name_of_its_own(place: Path) -> None:
     assert len(set(names.read_text().split())) == 6
 
 
+def _below_cgroup2() -> list[str]:
+    """What lies where cgroup v2 is mounted over it, on machines that have both versions."""
+    show = "umount /sys/fs/cgroup/unified && ls /sys/fs/cgroup/unified || true"
+    done = subprocess.run(["unshare", "-m", "/bin/sh", "-c", show], capture_output=True, text=True, timeout=60)
+    return sorted(done.stdout.split())
+
+
 def test_each_installed_peer_runs_and_leaves_nothing(place: Path) -> None:
+    before = _below_cgroup2()
+
     async def run() -> dict[str, int]:
         programs = await compile_native(place, place / "lower", place / "scratch")
         done = {}
@@ -93,6 +103,7 @@ def test_each_installed_peer_runs_and_leaves_nothing(place: Path) -> None:
     done = asyncio.run(run())
     assert set(done) == {name for name in ("crun", "runc", "bwrap") if shutil.which(name)}
     assert set(done.values()) <= {2}
+    assert _below_cgroup2() == before
 
 
 @pytest.mark.skipif(shutil.which("crun") is None, reason="needs crun")

@@ -29,7 +29,9 @@ WITH_EXEC = ("crun", "runc", "docker")
 
 _IDLE = ("sleep", "infinity")
 
-_WITHOUT_CGROUP2 = ("unshare", "-m", "/bin/sh", "-c", 'umount /sys/fs/cgroup/unified && exec "$@"', "sh")
+_HIDE_CGROUP2 = "umount /sys/fs/cgroup/unified && mount -t tmpfs none /sys/fs/cgroup/unified"
+"""With a file system of its own for the directories that crun makes there all the same, and leaves."""
+_WITHOUT_CGROUP2 = ("unshare", "-m", "/bin/sh", "-c", f'{_HIDE_CGROUP2} && exec "$@"', "sh")
 
 
 class Peer(Protocol):
