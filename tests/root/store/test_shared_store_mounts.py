@@ -1,4 +1,4 @@
-"""File systems without room, on both sides of a shared store."""
+"""File systems without room, on both sides of a shared store, and one that is unmounted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from published import data_of, node, noise, objects_in, open_impatient, put_image, quiet, read_chunks
 
-from libdsec.protocol.errors import CapacityError, ImageNotFoundError
+from libdsec.protocol.errors import CapacityError, ImageNotFoundError, UnavailableError
 
 pytestmark = pytest.mark.needs("root", "linux")
 MIB = 1024 * 1024
@@ -47,6 +47,21 @@ async def test_a_store_that_is_full(tmp_path: Path) -> None:
             assert await read_chunks(reader, found) == data_of(local.catalogue.get("small:1").layers[0])
             with pytest.raises(ImageNotFoundError):
                 await reader.resolve("large:1")
+
+
+async def test_a_share_that_is_unmounted_is_no_empty_store(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with small(tmp_path / "share", 2 * MIB) as directory:
+            objects = open_impatient(str(directory))
+            local, shared = stack.enter_context(node(tmp_path / "a", objects))
+            put_image(local, "app:1", noise(1, MIB // 4))
+            put_image(local, "app:2", noise(2, MIB // 4))
+            await shared.publish("app:1", quiet)
+        assert directory.is_dir()
+        for ask in (shared.publish("app:2", quiet), shared.resolve("app:3"), shared.list(None)):
+            with pytest.raises(UnavailableError, match="mount the share"):
+                await ask
+        assert objects_in(directory) == {}
 
 
 async def test_a_node_that_is_full(tmp_path: Path) -> None:

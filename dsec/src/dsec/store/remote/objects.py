@@ -74,6 +74,7 @@ class Objects:
         objects lie as files, if they do."""
         self.url = url
         self.directory = directory
+        self._mounted = directory is not None and os.path.ismount(directory)
         self._writable = writable
         self._store = store
         self._patience = patience or Patience()
@@ -222,15 +223,18 @@ class Objects:
         raise AssertionError("unreachable")
 
     async def _require_directory(self, doing: str) -> None:
-        """A directory that has gone is no empty store, and is not made anew.
+        """A directory that has gone, or whose share was unmounted, is no empty store, and is not made anew.
 
         :raises UnavailableError: it has gone.
         """
-        if self.directory is not None and not await asyncio.to_thread(os.path.isdir, self.directory):
+        if self.directory is not None and not await asyncio.to_thread(self._is_there, self.directory):
             raise UnavailableError(
                 f"cannot {doing}: the shared store {self.url} is not there any more; mount the share it lies on",
                 store=self.url,
             )
+
+    def _is_there(self, directory: str) -> bool:
+        return os.path.ismount(directory) if self._mounted else os.path.isdir(directory)
 
     def _in_words(self, doing: str, error: Exception) -> UnavailableError:
         """What is worth another attempt is returned; what is not, raised."""
