@@ -64,9 +64,10 @@ def write_layout(
     tag: str = "v1",
     defaults: dict[str, Any] | None = None,
     squeeze: Callable[[bytes], bytes] = squeezed,
+    kind: str = OCI_LAYER_GZIP,
 ) -> str:
     """An image of these uncompressed tars; the digest of its manifest."""
-    body = manifest_of(layout, config_of(layers, defaults), [squeeze(layer) for layer in layers])
+    body = manifest_of(layout, config_of(layers, defaults), [squeeze(layer) for layer in layers], kind)
     entry = {"mediaType": OCI_MANIFEST, **put(layout, body), "annotations": {"org.opencontainers.image.ref.name": tag}}
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')

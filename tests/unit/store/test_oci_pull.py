@@ -23,6 +23,7 @@ from dsec.edge.blocking import in_thread
 from dsec.store.flatten import Flattened, walk
 from dsec.store.history import history, known_blob
 from dsec.store.local import LocalStore
+from dsec.store.oci import origins
 from dsec.store.oci.manifest import OCI_MANIFEST
 from dsec.store.oci.messages import Resolve, Start
 from dsec.store.oci.pull import Puller
@@ -112,6 +113,21 @@ def test_an_image_of_a_registry(puller: Puller, store: LocalStore, lying: Lying,
     blob = known_blob(store.catalogue, info.layers[1].digest)
     assert blob is not None
     assert blob.digest == digest(squeezed(LAYERS[1]))
+
+
+def test_only_what_was_read_is_said_to_lie_there(
+    puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path
+) -> None:
+    """A manifest may claim any blob for a layer that is here already."""
+    publish(lying, tmp_path, "base", LAYERS[:1])
+    body = manifest_of(tmp_path, config_of(LAYERS[:1]), [squeezed(b"something else")])
+    lying.has("/v2/evil/manifests/v1", body, OCI_MANIFEST)
+    for blob in (tmp_path / "blobs" / "sha256").iterdir():
+        lying.has(f"/v2/evil/blobs/sha256:{blob.name}", blob.read_bytes())
+    (layer,) = pull(puller, f"docker://{lying.host}/base:v1").layers
+    assert pull(puller, f"docker://{lying.host}/evil:v1").layers == (layer,)
+    (origin,) = origins.find(store.catalogue, layer.digest, lying.host, b"")
+    assert (origin.name, [blob.digest for blob in origin.blobs]) == ("base", [digest(squeezed(LAYERS[0]))])
 
 
 def test_what_is_here_is_not_fetched_again(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:

@@ -455,6 +455,23 @@ class _Bytes:
         pass
 
 
+@pytest.mark.parametrize(
+    ("answer", "mounted"),
+    [
+        (Answer(201, headers={"Location": "/v2/a/blobs/sha256:1"}), True),
+        (Answer(202, headers={"Location": "/v2/a/blobs/uploads/7?state=x"}), False),
+        (Answer(403, b"not for you"), False),
+        (Answer(404, b"what?"), False),
+    ],
+)
+def test_a_blob_of_another_repository(lying: Lying, answer: Answer, mounted: bool) -> None:
+    """What the registry begins instead is given up."""
+    lying.once("/v2/a/blobs/uploads/", answer)
+    assert client(lying, writes=True).mount_blob(digest(b"blob"), "team/base") is mounted
+    assert lying.paths("POST") == [f"/v2/a/blobs/uploads/?mount={digest(b'blob').replace(':', '%3A')}&from=team%2Fbase"]
+    assert lying.paths("DELETE") == (["/v2/a/blobs/uploads/7?state=x"] if answer.status == 202 else [])
+
+
 def test_challenges_are_read() -> None:
     header = 'Bearer realm="https://a/t",service="b, \\"c",scope=d, Basic realm="x"'
     bearer, basic = parse_challenges(header)

@@ -6,13 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -270,38 +266,6 @@ def test_a_name_that_would_remove_another_is_refused(store: LocalStore, tmp_path
     with pytest.raises(InvalidArgumentError, match=r"/d/\.wh\.x"):
         push(store, f"oci:{tmp_path}/layout", "bad:v1")
     assert not (tmp_path / "layout").exists()
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """The host and port of a registry of this test's own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}\n"
-        f"http: {{addr: 127.0.0.1:{port}}}\n"
-    )
-    with subprocess.Popen(
-        ["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            deadline = time.monotonic() + 20
-            while not answers(f"http://127.0.0.1:{port}/v2/"):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except (urllib.error.URLError, ConnectionError):
-        return False
 
 
 @pytest.mark.needs("docker-registry")

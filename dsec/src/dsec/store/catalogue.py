@@ -76,7 +76,15 @@ CREATE TABLE packed (
 """
 """Which step of a command log packed an image, and its answer (`pack.record`)."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES, _PACKED)
+_ORIGINS = """
+CREATE TABLE oci_origins (
+    digest TEXT NOT NULL REFERENCES layers ON DELETE CASCADE, host TEXT NOT NULL, name TEXT NOT NULL,
+    below BLOB NOT NULL, blobs BLOB NOT NULL, PRIMARY KEY (digest, host, name)
+) WITHOUT ROWID, STRICT
+"""
+"""Where in registries the OCI layers lie that a layer was made of (`oci.origins`)."""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES, _PACKED, _ORIGINS)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
 
 Statement = tuple[str, tuple[Any, ...]]

@@ -61,6 +61,8 @@ class Part:
     """What it is depends on what lies below."""
     fresh: bool = False
     """Made by this pull, or by another one at the same time."""
+    read: bool = False
+    """This pull has read its blob, and it was what its digests say."""
 
     @property
     def key(self) -> Key:
@@ -172,6 +174,7 @@ class Fetching:
             part.state = state
 
     def _built(self, part: Part, build: LayerBuild) -> None:
+        part.read = True
         if part.state == "making" and build.implied:
             part.build, part.state = build, "built"
             return

@@ -21,12 +21,12 @@ from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
 from libdsec.protocol.errors import InvalidArgumentError, from_body
 from libdsec.protocol.images import ImagePullRequest
 
-from . import known
+from . import known, origins
 from .fetching import TURN_S, Fetching, Part, Progress
 from .flights import Flights
 from .manifest import broken
 from .messages import Failed, Found, Resolve, Start
-from .reference import parse_place
+from .reference import RegistryPlace, parse_place
 from .source import Resolved
 from .workers import Crew
 
@@ -80,11 +80,15 @@ class Puller:
             records = tuple(layer.record for layer in made)
             image = ImageRecord(ref, request.kind, records, resolved.config, time.time())
             self._store.publish_image(image, [layer.made_by(request.source) for layer in made])
-            self._remember(made)
+            self._remember(made, request.source)
         return image.info()
 
-    def _remember(self, made: Sequence[_Layer]) -> None:
+    def _remember(self, made: Sequence[_Layer], source: str) -> None:
         catalogue = self._store.catalogue
+        place = parse_place(source)
+        if isinstance(place, RegistryPlace):
+            found = [layer.origin(place.name) for layer in made]
+            origins.remember(catalogue, place.host, [origin for origin in found if origin is not None])
         fresh = [layer for layer in made if layer.fresh]
         known.remember(catalogue, [layer.known() for layer in fresh])
         for layer in fresh:
@@ -130,7 +134,18 @@ class _Layer(NamedTuple):
 
     def known(self) -> known.Known:
         diff_ids = tuple(diff_id for part in self.parts for diff_id in part.diff_ids)
-        return known.Known(diff_ids, self.parts[0].below if self.bound else b"", self.record.digest)
+        return known.Known(diff_ids, self.below, self.record.digest)
+
+    @property
+    def below(self) -> bytes:
+        return self.parts[0].below if self.bound else b""
+
+    def origin(self, name: str) -> origins.Origin | None:
+        """Where it lies in this repository, as far as this pull has seen it there."""
+        blobs = tuple(part.blob for part in self.parts if part.read and part.blob.digest)
+        if len(blobs) < len(self.parts):
+            return None
+        return origins.Origin(self.record.digest, self.below, name, blobs)
 
     def made_by(self, source: str) -> str:
         steps = [how for part in self.parts for how in part.made_by if how]
@@ -139,7 +154,7 @@ class _Layer(NamedTuple):
     def blob(self) -> Blob | None:
         """The OCI layer that it is, where it is one as it came."""
         blob = self.parts[0].blob
-        if len(self.parts) > 1 or self.bound or not blob.digest or not blob.media_type.endswith("gzip"):
+        if len(self.parts) > 1 or self.bound or not self.parts[0].read or not blob.media_type.endswith("gzip"):
             return None
         return Blob(blob.digest, blob.size, blob.diff_id)
 

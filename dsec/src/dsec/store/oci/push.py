@@ -1,7 +1,8 @@
 """An image to a registry, a layout or an archive.
 
-Each layer becomes one blob; what a layer is as a blob is remembered, so that one which is there already costs a
-question. Blobs are made in a directory of the store that is gone at the end, one layer at a time.
+Each layer becomes one blob, or is the blobs that it was pulled as, where the registry has them (`origins`). What it is
+as a blob is remembered, so that one which is there already costs a question. Blobs are made in a directory of the
+store that is gone at the end, one layer at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from libdsec.protocol.environment import BuildProgress, parse_ref
 from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.images import HistoryEntry, ImagePushed, ImagePushRequest
 
+from . import known, origins
 from .config import make_config
 from .layer_blob import pack_layer
-from .manifest import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST
+from .manifest import OCI_CONFIG, OCI_LAYER, OCI_LAYER_GZIP, OCI_LAYER_ZSTD, OCI_MANIFEST
 from .reference import RegistryPlace, parse_place
 from .registry import Registry
+from .source import LayerBlob
 from .targets import RegistryTarget, Target, layout_target
 
 Progress = Callable[[BuildProgress], None]
@@ -97,27 +100,44 @@ class _Push:
 
     def run(self, target: Target) -> str:
         """The digest of the manifest that the target has now."""
-        blobs = [self._layer(layer, target) for layer in self._image.layers]
-        told = entries(self._store.catalogue, self._image)
-        config = make_config(
-            self._image.config, [blob.diff_id for blob in blobs], _steps(told), _moment(self._image.created_at)
-        )
+        layers: list[Sequence[LayerBlob]] = []
+        for layer in self._image.layers:
+            layers.append(self._layer(layer, _diff_ids(layers), target))
+        steps = _steps(entries(self._store.catalogue, self._image), layers)
+        config = make_config(self._image.config, _diff_ids(layers), steps, _moment(self._image.created_at))
         config_digest = self._small(config, target)
         manifest = msgspec.json.encode(
             {
                 "schemaVersion": 2,
                 "mediaType": OCI_MANIFEST,
                 "config": _descriptor(OCI_CONFIG, config_digest, len(config)),
-                "layers": [_descriptor(OCI_LAYER_GZIP, blob.digest, blob.bytes) for blob in blobs],
+                "layers": [_descriptor(blob.media_type, blob.digest, blob.size) for blobs in layers for blob in blobs],
             }
         )
         target.put_manifest(manifest)
         return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
-    def _layer(self, layer: LayerRecord, target: Target) -> Blob:
+    def _layer(self, layer: LayerRecord, beneath: Sequence[str], target: Target) -> Sequence[LayerBlob]:
+        """What it is there, over layers with these diff_ids."""
+        pulled = self._as_pulled(layer, beneath, target)
+        if pulled is not None:
+            return pulled
         blob = known_blob(self._store.catalogue, layer.digest)
-        if blob is not None and target.has_blob(blob.digest):
-            return blob
+        if blob is None or not target.has_blob(blob.digest):
+            blob = self._packed(layer, target)
+        return (LayerBlob(blob.digest, blob.bytes, blob.diff_id, OCI_LAYER_GZIP),)
+
+    def _as_pulled(self, layer: LayerRecord, beneath: Sequence[str], target: Target) -> Sequence[LayerBlob] | None:
+        if not target.host:
+            return None
+        below = known.below(self._image.kind, beneath)
+        for origin in origins.find(self._store.catalogue, layer.digest, target.host, below):
+            blobs = [msgspec.structs.replace(blob, media_type=_oci_type(blob)) for blob in origin.blobs]
+            if all(blob.media_type and target.has_blob(blob.digest, origin.name) for blob in blobs):
+                return blobs
+        return None
+
+    def _packed(self, layer: LayerRecord, target: Target) -> Blob:
         self._fetch(layer, self._fetched)
         path = os.path.join(self._directory, "layer")
         blob = pack_layer(layer, path, lambda done: self._tell("pack", done))
@@ -162,11 +182,25 @@ def _descriptor(media_type: str, digest: str, size: int) -> dict[str, str | int]
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
-def _steps(told: Sequence[HistoryEntry]) -> list[dict[str, str]]:
-    return [
-        {"created": _moment(entry.created_at), "created_by": entry.made_by or f"layer {entry.layer.digest}"}
-        for entry in told
-    ]
+def _diff_ids(layers: Sequence[Sequence[LayerBlob]]) -> list[str]:
+    return [blob.diff_id for blobs in layers for blob in blobs]
+
+
+def _oci_type(blob: LayerBlob) -> str:
+    """OCI's name for a layer that may have come with Docker's; empty for what is none that may be pushed."""
+    if "foreign" in blob.media_type or "nondistributable" in blob.media_type:
+        return ""
+    types = {"gzip": OCI_LAYER_GZIP, "zstd": OCI_LAYER_ZSTD, "tar": OCI_LAYER}
+    return next((type for end, type in types.items() if blob.media_type.endswith(end)), "")
+
+
+def _steps(told: Sequence[HistoryEntry], layers: Sequence[Sequence[LayerBlob]]) -> list[dict[str, str]]:
+    """One for each blob. Of several that are one layer here the last has its words."""
+    steps: list[dict[str, str]] = []
+    for entry, blobs in zip(told, layers, strict=True):
+        moment, how = _moment(entry.created_at), entry.made_by or f"layer {entry.layer.digest}"
+        steps += [{"created": moment}] * (len(blobs) - 1) + [{"created": moment, "created_by": how}]
+    return steps
 
 
 def _moment(seconds: float) -> str:

@@ -14,7 +14,14 @@ from urllib.parse import urlencode
 
 from urllib3.exceptions import HTTPError
 
-from libdsec.protocol.errors import IntegrityError, InvalidArgumentError, NotFoundError, UnavailableError
+from libdsec.protocol.errors import (
+    IntegrityError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from libdsec.protocol.images import RegistryLogin
 
 from .blobs import Bytes, Verified
@@ -54,7 +61,8 @@ class Registry:
         patience: Patience | None = None,
     ) -> None:
         """:raises InvalidArgumentError: plain http for a host that is not loopback."""
-        self._name = place.name
+        self.host = place.host
+        self.name = place.name
         self._scope = f"repository:{place.name}:{'pull,push' if writes else 'pull'}"
         self._connection = Connection(place.host, login=login, plain_http=plain_http, pulse=pulse, patience=patience)
 
@@ -67,7 +75,7 @@ class Registry:
         :raises NotFoundError: there is none.
         :raises IntegrityError: it has not the digest asked for, or the one that the registry says.
         """
-        path = f"/v2/{self._name}/manifests/{reference}"
+        path = f"/v2/{self.name}/manifests/{reference}"
         response = self._get(path, {"Accept": ", ".join(ACCEPTED)})
         try:
             body = self._body(response, path, MAX_MANIFEST_BYTES)
@@ -83,20 +91,41 @@ class Registry:
 
     def blob(self, digest: str, size: int, told: Callable[[int], None] = lambda _: None) -> Verified:
         """A blob's bytes, to be closed; checked when the end is read."""
-        inner = _Blob(self._connection, f"/v2/{self._name}/blobs/{digest}", self._scope, size)
+        inner = _Blob(self._connection, f"/v2/{self.name}/blobs/{digest}", self._scope, size)
         return Verified(inner, f"blob {digest} of {self._connection.host}", digest=digest, size=size, told=told)
 
     def has_blob(self, digest: str) -> bool:
         response = self._connection.request(
-            "HEAD", f"/v2/{self._name}/blobs/{digest}", scope=self._scope, good=(200, 404)
+            "HEAD", f"/v2/{self.name}/blobs/{digest}", scope=self._scope, good=(200, 404)
         )
         response.release_conn()
         return response.status == 200
 
+    def mount_blob(self, digest: str, name: str) -> bool:
+        """Have a blob that another repository of this registry has, where the registry does that for this login."""
+        scope = f"{self._scope} repository:{name}:pull"
+        query = urlencode({"mount": digest, "from": name})
+        try:
+            answer = self._connection.request(
+                "POST",
+                f"/v2/{self.name}/blobs/uploads/?{query}",
+                scope=scope,
+                good=(201, 202),
+                headers={"Content-Length": "0"},
+            )
+        except (NotFoundError, PermissionDeniedError, UnauthenticatedError):
+            return False  # what it has against a push at all, it says when the blob is sent
+        if answer.status == 201:
+            give_back(answer)
+            return True
+        where = self._upload_url(answer, "")
+        give_back(self._connection.request("DELETE", where, scope=self._scope, good=(200, 202, 204, 400, 404, 405)))
+        return False
+
     def put_blob(self, digest: str, size: int, content: Bytes, told: Callable[[int], None] = lambda _: None) -> None:
         """Upload what `content` gives, in chunks; the registry checks the digest."""
         begin = self._connection.request(
-            "POST", f"/v2/{self._name}/blobs/uploads/", scope=self._scope, good=(202,), headers={"Content-Length": "0"}
+            "POST", f"/v2/{self.name}/blobs/uploads/", scope=self._scope, good=(202,), headers={"Content-Length": "0"}
         )
         where = self._upload_url(begin, "")
         buffer = bytearray(min(UPLOAD_CHUNK, size))
@@ -132,7 +161,7 @@ class Registry:
 
         :raises IntegrityError: the registry says that it has got something else.
         """
-        path = f"/v2/{self._name}/manifests/{reference}"
+        path = f"/v2/{self.name}/manifests/{reference}"
         response = self._connection.request(
             "PUT", path, scope=self._scope, good=(201, 202), headers={"Content-Type": media_type}, body=body
         )

@@ -44,7 +44,11 @@ Told = Callable[[int], None]
 class Target(Protocol):
     """For one thread; to be closed."""
 
-    def has_blob(self, digest: str) -> bool: ...
+    host: str
+    """Of the registry; empty where it is none."""
+
+    def has_blob(self, digest: str, beside: str = "") -> bool:
+        """`beside`: a repository of the same registry that may share it, and then has."""
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
         """The file at `path`, which stays."""
@@ -62,8 +66,13 @@ class RegistryTarget:
     def __init__(self, registry: Registry, reference: str) -> None:
         self._registry = registry
         self._reference = reference
-        self.has_blob = registry.has_blob
+        self.host = registry.host
         self.close = registry.close
+
+    def has_blob(self, digest: str, beside: str = "") -> bool:
+        if self._registry.has_blob(digest):
+            return True
+        return beside not in ("", self._registry.name) and self._registry.mount_blob(digest, beside)
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
         with open(path, "rb", buffering=0) as content:
@@ -75,6 +84,8 @@ class RegistryTarget:
 
 class LayoutTarget:
     """See `Target`: a directory, a new one or one that is a layout already. Other images in it stay."""
+
+    host = ""
 
     def __init__(self, path: str, tag: str) -> None:
         """:raises InvalidArgumentError: something else is there.
@@ -121,7 +132,7 @@ class LayoutTarget:
                 if _PART.fullmatch(name):
                     os.unlink(os.path.join(directory, name))
 
-    def has_blob(self, digest: str) -> bool:
+    def has_blob(self, digest: str, beside: str = "") -> bool:
         return os.path.isfile(self._blob(digest))
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
@@ -205,6 +216,8 @@ class LayoutTarget:
 class ArchiveTarget:
     """See `Target`: a layout as a new file. Its parts lie in `directory` until it is written."""
 
+    host = ""
+
     def __init__(self, path: str, tag: str, directory: str, pulse: Callable[[], None]) -> None:
         """`pulse` is called while the archive is written, about each MiB, and may raise.
 
@@ -221,7 +234,7 @@ class ArchiveTarget:
         self._pulse = pulse
         self._blobs: dict[str, tuple[str, int]] = {}
 
-    def has_blob(self, digest: str) -> bool:
+    def has_blob(self, digest: str, beside: str = "") -> bool:
         return digest in self._blobs
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
