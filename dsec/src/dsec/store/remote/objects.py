@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import obstore
@@ -22,10 +22,11 @@ from libdsec.protocol.errors import (
     CapacityError,
     DSecError,
     IntegrityError,
-    PermissionDeniedError,
     UnavailableError,
     UnsupportedOperationError,
 )
+
+from . import answers
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -38,11 +39,6 @@ CONCURRENCY = 16
 
 _LISTED_BYTES = 512
 """Of an object in a list, about."""
-
-_SECRETS = re.compile(r"(://)(?:[^/\s@]*@)?([^\s?)]*)(?:\?[^\s)]*)?")
-"""Of a URL in a message: who asks, and what is signed."""
-_NO_ROOM = re.compile(r"os error (28|122)\b")
-_REFUSED = re.compile(r"os error (1|13|30)\b")
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,7 @@ class Objects:
         self.url = url
         self.directory = directory
         self._mounted = directory is not None and os.path.ismount(directory)
+        self._scheme = "" if directory is not None else urlsplit(url).scheme
         self._writable = writable
         self._store = store
         self._patience = patience or Patience()
@@ -187,7 +184,9 @@ class Objects:
                 await obstore.put_async(
                     self._store, path, content, mode="overwrite" if replace else "create", use_multipart=False
                 )
-            except (failures.AlreadyExistsError, failures.PreconditionError):
+            except (failures.AlreadyExistsError, failures.PreconditionError) as error:
+                if not answers.is_there(error):
+                    raise
                 return False
             if self.directory is not None:
                 await asyncio.to_thread(_sync, os.path.join(self.directory, path))
@@ -207,14 +206,18 @@ class Objects:
             try:
                 async with self._turn(), asyncio.timeout(attempt_s) as time:
                     return await ask(time)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 await self._require_directory(doing)
-                return None
+                if answers.is_missing(error):
+                    return None
+                failure: DSecError = self._in_words(doing, error)
             except TimeoutError:
                 failure = UnavailableError(
                     f"cannot {doing}: {self.url} did not answer within {attempt_s:.0f} s", store=self.url
                 )
-            except (failures.BaseError, OSError, ValueError) as error:
+            except Exception as error:
+                if not answers.is_failure(error):
+                    raise
                 failure = self._in_words(doing, error)
             if attempt == patience.attempts:
                 raise failure
@@ -236,21 +239,13 @@ class Objects:
     def _is_there(self, directory: str) -> bool:
         return os.path.ismount(directory) if self._mounted else os.path.isdir(directory)
 
-    def _in_words(self, doing: str, error: Exception) -> UnavailableError:
+    def _in_words(self, doing: str, error: Exception) -> DSecError:
         """What is worth another attempt is returned; what is not, raised."""
-        text = _SECRETS.sub(r"\1\2", str(error).partition("\n\nDebug source")[0])[:500]
-        typed: type[DSecError]
-        if isinstance(error, (failures.PermissionDeniedError, failures.UnauthenticatedError, PermissionError)):
-            typed = PermissionDeniedError
-        elif isinstance(error, failures.NotSupportedError | NotImplementedError):
-            typed = UnsupportedOperationError
-        elif _NO_ROOM.search(text):
-            typed = CapacityError
-        elif _REFUSED.search(text):
-            typed = PermissionDeniedError
-        else:
-            return UnavailableError(f"cannot {doing}: {self.url}: {text}", store=self.url)
-        raise typed(f"cannot {doing}: {self.url}: {text}", store=self.url) from error
+        answer = answers.read(error, self._scheme)
+        typed = answer.typed(f"cannot {doing}: {self.url}: {answer.words}", store=self.url)
+        if not answer.again:
+            raise typed from error
+        return typed
 
     def _turn(self) -> asyncio.Semaphore:
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(CONCURRENCY))

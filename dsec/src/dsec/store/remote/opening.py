@@ -10,12 +10,19 @@ from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore, from_
 
 from libdsec.protocol.errors import InvalidArgumentError, UnavailableError
 
+from .answers import CREDENTIALS
 from .objects import Objects, Patience
 
 CLOUDS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT = {"connect_timeout": "5s", "timeout": "600s"}
 """The deadline of a request as a whole is `Objects`'."""
-_CLOUD_NAMES = ("AWS", "GOOGLE", "AZURE")
+_ENDPOINTS = {
+    "AWS": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "AZURE": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "GOOGLE": ("GOOGLE_BASE_URL",),
+}
+"""By cloud: where another server than its own is named. The first that is set counts."""
+_TRUE = ("1", "true", "on", "yes", "y")
 _NO_RETRIES = {"max_retries": 0}
 """They are `Objects`' too."""
 
@@ -43,7 +50,9 @@ def open_store(url: str, patience: Patience | None = None) -> Objects:
             return Objects(_cloud(url), shown, patience=patience)
     except (BaseError, ValueError) as error:
         why = str(error).partition("\n")[0][:300]
-        raise InvalidArgumentError(f"cannot open the shared store {shown}: {why}", field="store") from None
+        variables = CREDENTIALS.get(parts.scheme) if isinstance(error, BaseError) else None
+        advice = f"; who has one there sets {variables}" if variables else ""
+        raise InvalidArgumentError(f"cannot open the shared store {shown}: {why}{advice}", field="store") from None
     raise InvalidArgumentError(
         f"cannot open the shared store {shown!r}: it must be an absolute path, or a URL of s3, gs, az, http or https",
         field="store",
@@ -65,9 +74,25 @@ def _directory(path: str, patience: Patience | None) -> Objects:
 
 def _cloud(url: str) -> ObjectStore:
     # options that are given here keep those of the environment from being read
-    plain = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1") for cloud in _CLOUD_NAMES)
+    plain = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in _TRUE for cloud in _ENDPOINTS)
+    cloud = {"s3": "AWS", "gs": "GOOGLE"}.get(url.partition(":")[0].removesuffix("a"), "AZURE")
+    named = next((name for name in _ENDPOINTS[cloud] if os.environ.get(name)), None)
+    if named is not None:
+        _check_endpoint(named, os.environ[named], f"{cloud}_ALLOW_HTTP", plain)
     client = {**_CLIENT, "allow_http": plain}
     return from_url(url, client_options=client, retry_config=_NO_RETRIES)  # type: ignore[call-overload,no-any-return]
+
+
+def _check_endpoint(name: str, endpoint: str, allow: str, plain: bool) -> None:
+    """The library panics, or fails without a reason, with one that is none, when something is asked of it.
+
+    :raises ValueError: it is none.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{name} must be a URL as https://HOST:PORT")
+    if parts.scheme == "http" and not plain:
+        raise ValueError(f"{name} is one of http, without TLS: where that is meant, set {allow}=true")
 
 
 def _without_secrets(parts: SplitResult) -> str:
