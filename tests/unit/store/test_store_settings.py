@@ -1,11 +1,16 @@
-"""Stores by URLs whose settings are wrong."""
+"""Stores by URLs whose settings are wrong, and servers that do not keep what they should."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from published import IMPATIENT, node, noise, open_impatient, put_image, quiet
+
+from dsec.store.remote.objects import Objects
 from dsec.store.remote.opening import open_store
-from libdsec.protocol.errors import InvalidArgumentError
+from dsec.testing.http_store import HttpStore
+from libdsec.protocol.errors import InvalidArgumentError, UnavailableError, UnsupportedOperationError
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +48,37 @@ def test_an_endpoint_without_tls_where_that_is_meant(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "Yes")
     assert open_store("s3://bucket/x").url == "s3://bucket/x"
+
+
+class Replacing(HttpStore):
+    """Knows no conditions, as servers of an earlier time."""
+
+    def _put(self, target: str, content: bytes, only_new: bool) -> str:
+        return super()._put(target, content, False)
+
+
+async def test_a_server_that_replaces_what_it_should_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bucket").mkdir()
+    async with Replacing(str(tmp_path), writable=True).serving() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        with node(tmp_path / "a", open_impatient("s3://bucket")) as (local, shared):
+            put_image(local, "app:1", noise(1))
+            with pytest.raises(UnsupportedOperationError, match="If-None-Match"):
+                await shared.publish("app:1", quiet)
+            assert not (tmp_path / "bucket/names").exists()
+
+
+class Forgetful(Objects):
+    """Says of every name that there is one, and has none."""
+
+    async def put(self, path: str, content: bytes | bytearray, *, replace: bool = False) -> bool:
+        return not path.startswith("names/") and await super().put(path, content, replace=replace)
+
+
+async def test_a_name_that_is_said_to_be_there_and_is_not(tmp_path: Path) -> None:
+    inner = open_impatient("memory:///")
+    with node(tmp_path / "a", Forgetful(inner._store, inner.url, patience=IMPATIENT)) as (local, shared):
+        put_image(local, "app:1", noise(1))
+        with pytest.raises(UnavailableError, match="publish it again"):
+            await shared.publish("app:1", quiet)

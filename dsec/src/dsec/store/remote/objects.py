@@ -73,6 +73,7 @@ class Objects:
         self._mounted = directory is not None and os.path.ismount(directory)
         self._scheme = "" if directory is not None else urlsplit(url).scheme
         self._writable = writable
+        self._creates = directory is not None
         self._store = store
         self._patience = patience or Patience()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -196,6 +197,23 @@ class Objects:
         if written is None:
             raise UnavailableError(f"cannot write {path}: {self.url} has no such place", store=self.url)
         return written
+
+    async def require_creation(self, path: str, limit: int) -> None:
+        """See whether the store keeps an object that is created anew: with one that is there, and that would be
+        replaced by itself. Asked once; a directory keeps it.
+
+        :raises UnsupportedOperationError: it does not, so that of two publishers of a name the second would win.
+        """
+        if self._creates or (content := await self.get(path, limit)) is None:
+            return
+        if await self.put(path, content):
+            raise UnsupportedOperationError(
+                f"cannot publish in {self.url}: its server replaces objects that it is asked to create only where "
+                "there is none (If-None-Match: *), so that no name would be safe there; use a server, or a release of "
+                "it, that knows that condition",
+                store=self.url,
+            )
+        self._creates = True
 
     async def _tried(self, doing: str, size: int, ask: Callable[[asyncio.Timeout], Awaitable[T]]) -> T | None:
         """None: there is no such object."""

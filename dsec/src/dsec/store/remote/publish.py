@@ -12,7 +12,7 @@ from dsec.store.history import entries
 from dsec.store.local import LocalStore
 from dsec.store.records import ImageRecord
 from dsec.store.threads import in_thread
-from libdsec.protocol.errors import AlreadyExistsError, ConflictError
+from libdsec.protocol.errors import AlreadyExistsError, ConflictError, UnavailableError
 from libdsec.protocol.images import ImagePublished
 
 from .known import Known
@@ -42,7 +42,8 @@ async def publish_image(
     :raises ConflictError: its data lies in another store, and is not whole here.
     :raises CapacityError: the store is full.
     :raises UnavailableError: the store cannot be reached; what came there is not sent again next time.
-    :raises UnsupportedOperationError, PermissionDeniedError: the store cannot be written.
+    :raises UnsupportedOperationError, PermissionDeniedError: the store cannot be written, or replaces what it should
+        only create.
     """
     objects.require_writable(f"publish {ref}")
     image = local.catalogue.get(ref)
@@ -58,10 +59,15 @@ async def publish_image(
         for layer in image.layers:
             await LayerPublication(objects, known, layer, raw, sent).run()
         if not there:
+            await objects.require_creation(layer_path(image.layers[-1].digest, "layer"), MAX_TABLE_BYTES)
             if await objects.put(manifest_path(ref), content):
                 sent.bytes += len(content)
-            else:
-                await _published(objects, manifest)
+            elif not await _published(objects, manifest):
+                raise UnavailableError(
+                    f"cannot publish {ref}: {objects.url} said that there is an image of that name, and there is none; "
+                    "publish it again",
+                    store=objects.url,
+                )
     await asyncio.to_thread(known.add_image, ref)
     return ImagePublished(ref, objects.url, sent.chunks, sent.chunks_new, sent.bytes)
 
