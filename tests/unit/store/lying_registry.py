@@ -129,7 +129,7 @@ def served() -> Iterator[Lying]:
             if answer.cut is not None or answer.length is not None:
                 self.close_connection = True
 
-        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _do  # noqa: N815
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _do  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -20,10 +20,11 @@ from lying_registry import Answer, Asked, Lying, served
 from oci_layouts import config_of, digest, directory, file, manifest_of, put, squeezed, tar, write_layout
 
 from dsec.edge.blocking import in_thread
+from dsec.store import origins
 from dsec.store.flatten import Flattened, walk
 from dsec.store.history import history, known_blob
 from dsec.store.local import LocalStore
-from dsec.store.oci import origins
+from dsec.store.oci.known import below
 from dsec.store.oci.manifest import OCI_MANIFEST
 from dsec.store.oci.messages import Resolve, Start
 from dsec.store.oci.pull import Puller
@@ -110,9 +111,11 @@ def test_an_image_of_a_registry(puller: Puller, store: LocalStore, lying: Lying,
     assert {news.bytes_total for news in told if news.bytes_done} == {total}
     words = [entry.made_by for entry in history(store.catalogue, "team/app:v1").entries]
     assert [how.rpartition(": ")[2] for how in words] == ["ADD base", "RUN it"]
-    blob = known_blob(store.catalogue, info.layers[1].digest)
-    assert blob is not None
-    assert blob.digest == digest(squeezed(LAYERS[1]))
+    upper = info.layers[1].digest
+    beneath = below("base", [digest(LAYERS[0])])
+    (origin,) = origins.find(store.catalogue, "team/app:v1", upper, lying.host, beneath)
+    assert [blob.digest for blob in origin.blobs] == [digest(squeezed(LAYERS[1]))]
+    assert known_blob(store.catalogue, upper) is None
 
 
 def test_only_what_was_read_is_said_to_lie_there(
@@ -126,8 +129,11 @@ def test_only_what_was_read_is_said_to_lie_there(
         lying.has(f"/v2/evil/blobs/sha256:{blob.name}", blob.read_bytes())
     (layer,) = pull(puller, f"docker://{lying.host}/base:v1").layers
     assert pull(puller, f"docker://{lying.host}/evil:v1").layers == (layer,)
-    (origin,) = origins.find(store.catalogue, layer.digest, lying.host, b"")
-    assert (origin.name, [blob.digest for blob in origin.blobs]) == ("base", [digest(squeezed(LAYERS[0]))])
+    assert pull(puller, f"docker://{lying.host}/base:v1", "again:v1").layers == (layer,)
+    for ref in ("base:v1", "again:v1"):
+        (origin,) = origins.find(store.catalogue, ref, layer.digest, lying.host, b"")
+        assert (origin.name, [blob.digest for blob in origin.blobs]) == ("base", [digest(squeezed(LAYERS[0]))])
+    assert origins.find(store.catalogue, "evil:v1", layer.digest, lying.host, b"") == []
 
 
 def test_what_is_here_is_not_fetched_again(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) -> None:
@@ -347,14 +353,17 @@ async def test_a_cancel_ends_a_silent_wait(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("merge_bytes", [0, 1 << 30])
-def test_an_opaque_root_hides_all_below(store: LocalStore, puller: Puller, tmp_path: Path, merge_bytes: int) -> None:
-    """An overlay takes no notice of one."""
-    layers = [tar(file(b"low")), tar(file(b".wh..wh..opq"), file(b"middle")), tar(file(b"high"))]
+@pytest.mark.parametrize("beside", [[b"middle"], []])
+def test_an_opaque_root_hides_all_below(
+    store: LocalStore, puller: Puller, tmp_path: Path, merge_bytes: int, beside: list[bytes]
+) -> None:
+    """An overlay takes no notice of one. It may be all that its layer has."""
+    layers = [tar(file(b"low")), tar(file(b".wh..wh..opq"), *map(file, beside)), tar(file(b"high"))]
     write_layout(tmp_path / "layout", layers)
     puller.pull(ImagePullRequest(f"oci:{tmp_path}/layout:v1", "a:1", merge_bytes=merge_bytes), nothing)
     image = store.catalogue.get("a:1")
     assert len(image.layers) == (1 if merge_bytes else 2)
-    assert [path for path, _ in walk(Flattened(image.layers).root)] == [b"", b"high", b"middle"]
+    assert [path for path, _ in walk(Flattened(image.layers).root)] == [b"", b"high", *beside]
 
 
 def test_a_layer_that_fitted_as_it_was_is_made_anew_over_others(

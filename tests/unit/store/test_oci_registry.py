@@ -455,21 +455,33 @@ class _Bytes:
         pass
 
 
-@pytest.mark.parametrize(
-    ("answer", "mounted"),
-    [
-        (Answer(201, headers={"Location": "/v2/a/blobs/sha256:1"}), True),
-        (Answer(202, headers={"Location": "/v2/a/blobs/uploads/7?state=x"}), False),
-        (Answer(403, b"not for you"), False),
-        (Answer(404, b"what?"), False),
-    ],
-)
-def test_a_blob_of_another_repository(lying: Lying, answer: Answer, mounted: bool) -> None:
-    """What the registry begins instead is given up."""
-    lying.once("/v2/a/blobs/uploads/", answer)
-    assert client(lying, writes=True).mount_blob(digest(b"blob"), "team/base") is mounted
+@pytest.mark.parametrize("there", [True, False])
+def test_a_blob_of_another_repository(lying: Lying, there: bool) -> None:
+    """Whether it is there is looked for: a registry may say so, and not have done it."""
+    lying.once("/v2/a/blobs/uploads/", Answer(201, headers={"Location": "/v2/a/blobs/x"}))
+    if there:
+        lying.has_blob("a", b"blob")
+    assert client(lying, writes=True).mount_blob(digest(b"blob"), "team/base") is there
     assert lying.paths("POST") == [f"/v2/a/blobs/uploads/?mount={digest(b'blob').replace(':', '%3A')}&from=team%2Fbase"]
-    assert lying.paths("DELETE") == (["/v2/a/blobs/uploads/7?state=x"] if answer.status == 202 else [])
+
+
+@pytest.mark.parametrize("status", [202, 204, 307, 400, 401, 403, 404, 405, 429, 500, 501, 503])
+def test_what_a_registry_does_not_share_is_no_error(lying: Lying, status: int) -> None:
+    """Nor is anything asked of where it says that an upload has begun."""
+    to = {"Location": "/v2/victim/manifests/v1"} if status != 204 else {}
+    lying.once("/v2/a/blobs/uploads/", *[Answer(status, b"no", to)] * 9)
+    assert not client(lying, LOGIN, writes=True).mount_blob(digest(b"blob"), "team/base")
+    assert len(lying.asked) == 1
+
+
+def test_a_mount_asks_for_a_token_for_both_repositories(lying: Lying) -> None:
+    lying.guard("t0k3n", f"http://{lying.host}/token")
+    lying.gives_tokens("t0k3n", "me", "se cret")
+    client(lying, LOGIN, writes=True).mount_blob(digest(b"blob"), "team/base")
+    (token,) = [path for path in lying.paths() if path.startswith("/token")]
+    # the first is what the registry asked for
+    assert token == "/token?service=here&scope=repository%3Aa%3Apull&scope=repository%3Ateam%2Fbase%3Apull"
+    assert lying.asked[-1].headers["authorization"] == "Bearer t0k3n"
 
 
 def test_challenges_are_read() -> None:

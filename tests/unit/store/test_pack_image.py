@@ -14,6 +14,7 @@ from dsec.store import catalogue as catalogue_module
 from dsec.store.history import MAX_MADE_BY, history
 from dsec.store.images import build_image
 from dsec.store.local import LocalStore
+from dsec.store.origins import Origin, PulledBlob, find, remember
 from dsec.store.pack import pack as pack_module
 from dsec.store.pack.order import Packing, Upper
 from dsec.store.pack.pack import check, pack
@@ -157,6 +158,20 @@ def test_history_says_what_the_caller_says_of_it(store: Store) -> None:
     assert (told[2], told[5]) == ("RUN make", f"packed from sandbox {SANDBOX} (work:1)")
     with pytest.raises(InvalidArgumentError, match="comment"):
         store.pack(store.packing("base:4", comment="x" * (MAX_MADE_BY + 1)))
+
+
+def test_where_its_images_layers_lie_in_registries_is_handed_on(store: Store) -> None:
+    catalogue = store.local.catalogue
+    blob = PulledBlob("sha256:b", 5, "sha256:d", "tar")
+    for ref in ("base:1", "work:1", "tool:1"):
+        (digest,) = store.digests(ref)
+        remember(catalogue, ref, "host", [], [Origin(digest, b"", f"name/{ref}", (blob,))])
+    (store.upper / "new").write_text("new")
+    for kind, expected in (("base", ["base:1", "work:1"]), ("workspace", ["work:1"]), ("toolkit", [])):
+        store.pack(store.packing(f"{kind}:2", kind))  # type: ignore[arg-type]
+        layers = store.digests(f"{kind}:2")
+        found = [find(catalogue, f"{kind}:2", digest, "host", b"") for digest in layers]
+        assert [origin.name.removeprefix("name/") for each in found for origin in each] == expected
 
 
 class GivenUpError(Exception):

@@ -77,12 +77,17 @@ CREATE TABLE packed (
 """Which step of a command log packed an image, and its answer (`pack.record`)."""
 
 _ORIGINS = """
-CREATE TABLE oci_origins (
-    digest TEXT NOT NULL REFERENCES layers ON DELETE CASCADE, host TEXT NOT NULL, name TEXT NOT NULL,
-    below BLOB NOT NULL, blobs BLOB NOT NULL, PRIMARY KEY (digest, host, name)
+CREATE TABLE oci_read (
+    blob TEXT NOT NULL, diff_id TEXT NOT NULL, digest TEXT NOT NULL REFERENCES layers ON DELETE CASCADE,
+    PRIMARY KEY (blob, diff_id, digest)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX oci_read_by_digest ON oci_read (digest);
+CREATE TABLE image_origins (
+    ref TEXT NOT NULL REFERENCES images ON DELETE CASCADE, digest TEXT NOT NULL, host TEXT NOT NULL, name TEXT NOT NULL,
+    below BLOB NOT NULL, blobs BLOB NOT NULL, PRIMARY KEY (ref, digest, host, name)
 ) WITHOUT ROWID, STRICT
 """
-"""Where in registries the OCI layers lie that a layer was made of (`oci.origins`)."""
+"""Where in registries the OCI layers of an image lie (`origins`), and which blobs were read here."""
 
 MIGRATIONS: tuple[str, ...] = (_FIRST, _SHARED, _OCI, history.TABLES, _PACKED, _ORIGINS)
 """Step n takes a database of schema version n to n + 1. Steps are only added."""
@@ -126,7 +131,7 @@ class Catalogue:
             self._reader.close()
             self._database.close()
 
-    def publish(self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None) -> None:
+    def publish(self, image: ImageRecord, made_by: Sequence[str] = (), beside: Sequence[Statement] = ()) -> None:
         """Make an image known under its name, for good. `made_by` says of each of its layers how it came to be.
         `beside` is written with the image or not at all.
 
@@ -152,8 +157,8 @@ class Catalogue:
                 [(image.ref, position, layer.digest) for position, layer in enumerate(image.layers)],
             )
             history.record(database, image, made_by)
-            if beside is not None:
-                database.execute(*beside)
+            for statement in beside:
+                database.execute(*statement)
 
     def get(self, ref: str) -> ImageRecord:
         """:raises ImageNotFoundError: no image of that name.

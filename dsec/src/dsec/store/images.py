@@ -22,6 +22,7 @@ from . import apt, disk_full
 from .build import LayerBuild, build_layer
 from .catalogue import already_exists
 from .local import LocalStore
+from .origins import handed_on
 from .records import ImageRecord, LayerRecord
 from .release import ReleaseStream
 from .sources import DirectorySource, Source, TarSource
@@ -78,7 +79,7 @@ def _with_other_config(store: LocalStore, request: ImageBuildRequest, where: str
         if not all(taken.find(layer.digest) for layer in original.layers):
             raise ImageNotFoundError(f"cannot build from image {where}: it was removed meanwhile", ref=where)
         record = ImageRecord(request.ref, request.kind, original.layers, request.config, time.time(), where)
-        return store.publish_image(record).info()
+        return store.publish_image(record, beside=(handed_on(record.ref, (where,)),)).info()
 
 
 def _made_by(request: ImageBuildRequest) -> str:

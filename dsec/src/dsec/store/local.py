@@ -121,7 +121,7 @@ class LocalStore:
             return None if self._kept[digest] else work()
 
     def publish_image(
-        self, image: ImageRecord, made_by: Sequence[str] = (), beside: Statement | None = None
+        self, image: ImageRecord, made_by: Sequence[str] = (), beside: Sequence[Statement] = ()
     ) -> ImageRecord:
         """Publish an image of layers that are kept (`taking`) or that other images have. `made_by` says of each of its
         layers, in words, how it came to be; of one that is known already what was said first stays.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dsec.store.build import LayerBuild
+from dsec.store.flatten import has_opaque_root
 from dsec.store.local import LocalStore, Taken
 from dsec.store.records import LayerRecord
 from libdsec.protocol.environment import BuildProgress
@@ -49,8 +50,8 @@ class Part:
 
     diff_ids: tuple[str, ...]
     below: bytes
-    blob: LayerBlob
-    """The first of them."""
+    blobs: tuple[LayerBlob, ...]
+    """They themselves, where they lie; one, if it is to be made."""
     made_by: tuple[str, ...]
     """In words, beside the layers."""
     record: LayerRecord | None = None
@@ -63,6 +64,11 @@ class Part:
     """Made by this pull, or by another one at the same time."""
     read: bool = False
     """This pull has read its blob, and it was what its digests say."""
+
+    @property
+    def blob(self) -> LayerBlob:
+        """The first."""
+        return self.blobs[0]
 
     @property
     def key(self) -> Key:
@@ -121,8 +127,8 @@ class Fetching:
         while first < len(diff_ids):
             beneath = known.below(self._request.kind, diff_ids[:first])
             record, behind = self._here(diff_ids, first, beneath)
-            made_by = tuple(how for _, how in self._layers[first:behind])
-            part = Part(tuple(diff_ids[first:behind]), beneath, self._layers[first][0], made_by, record)
+            blobs, made_by = zip(*self._layers[first:behind], strict=True)
+            part = Part(tuple(diff_ids[first:behind]), beneath, blobs, made_by, record)
             if record is not None:
                 part.state = "done"
             else:
@@ -181,8 +187,9 @@ class Fetching:
         part.fresh = True
         # also where nothing had to be changed: over other layers something might
         bound = part.build is not None
-        # of a layer that has nothing but a root nothing would be seen: a sandbox's root is its own
-        record = self._taken.take(build) if build.inodes > 1 else None
+        record: LayerRecord | None = self._taken.take(build)
+        if build.inodes == 1 and record is not None and not has_opaque_root(record):
+            record = None  # of nothing but a root nothing would be seen: a sandbox's root is its own
         made = Made(record, bound)
         self._flights.landed(part.key, made)
         self._done(part, made)

@@ -112,14 +112,17 @@ class Login:
             raise UnavailableError(
                 f"cannot log in to {self._host}: it wants the credentials sent to {realm[:200]!r}, which is not https"
             )
-        query = {"service": challenge.parameters.get("service", ""), "scope": challenge.parameters.get("scope", scope)}
-        query = {name: value for name, value in query.items() if value}
+        service = challenge.parameters.get("service", "")
+        scopes = _scopes(challenge.parameters.get("scope", ""), scope)
+        told = {"service": service} if service else {}
         login = self._login
         if login is not None and not login.user:
-            form = {"grant_type": "refresh_token", "refresh_token": login.password, "client_id": CLIENT, **query}
+            form = {"grant_type": "refresh_token", "refresh_token": login.password, "client_id": CLIENT, **told}
+            form |= {"scope": " ".join(scopes)} if scopes else {}
             headers = {"Content-Type": "application/x-www-form-urlencoded"}
             status, body = self._ask("POST", realm, headers, urlencode(form).encode())
         else:
+            query = [*told.items(), *(("scope", one) for one in scopes)]
             url = realm + ("&" if urlsplit(realm).query else "?") + urlencode(query)
             headers = {} if login is None else {"Authorization": f"Basic {self._basic()}"}
             status, body = self._ask("GET", url, headers, None)
@@ -140,6 +143,11 @@ class Login:
             raise UnavailableError(f"cannot log in to {self._host}: its token service gives no token")
         lasts = answer.expires_in if answer.expires_in > 0 else _TOKEN_S
         return _Kept(f"Bearer {token}", self._clock() + max(lasts - _MARGIN_S, lasts / 2))
+
+
+def _scopes(challenged: str, own: str) -> list[str]:
+    """One for each repository. What the registry asks for counts; of a second repository it may not speak."""
+    return list(dict.fromkeys([*(challenged.split() or own.split()[:1]), *own.split()[1:]]))
 
 
 def parse_challenges(header: str) -> list[Challenge]:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
-from dsec.store import disk_full
-from dsec.store.catalogue import already_exists
+from dsec.store import disk_full, origins
+from dsec.store.catalogue import Catalogue, already_exists
 from dsec.store.digest import STORE_CHUNK_SIZE
 from dsec.store.erofs.format import round_up
 from dsec.store.flatten import has_opaque_root
-from dsec.store.history import Blob, remember_blob
 from dsec.store.local import LocalStore, Taken
 from dsec.store.merge import merge_layers
 from dsec.store.records import ImageRecord, LayerRecord
@@ -21,7 +20,7 @@ from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
 from libdsec.protocol.errors import InvalidArgumentError, from_body
 from libdsec.protocol.images import ImagePullRequest
 
-from . import known, origins
+from . import known
 from .fetching import TURN_S, Fetching, Part, Progress
 from .flights import Flights
 from .manifest import broken
@@ -80,20 +79,16 @@ class Puller:
             records = tuple(layer.record for layer in made)
             image = ImageRecord(ref, request.kind, records, resolved.config, time.time())
             self._store.publish_image(image, [layer.made_by(request.source) for layer in made])
-            self._remember(made, request.source)
+            self._remember(ref, made, request.source)
         return image.info()
 
-    def _remember(self, made: Sequence[_Layer], source: str) -> None:
-        catalogue = self._store.catalogue
-        place = parse_place(source)
+    def _remember(self, ref: str, made: Sequence[_Layer], source: str) -> None:
+        catalogue, place = self._store.catalogue, parse_place(source)
+        known.remember(catalogue, [layer.known() for layer in made if layer.fresh])
         if isinstance(place, RegistryPlace):
-            found = [layer.origin(place.name) for layer in made]
-            origins.remember(catalogue, place.host, [origin for origin in found if origin is not None])
-        fresh = [layer for layer in made if layer.fresh]
-        known.remember(catalogue, [layer.known() for layer in fresh])
-        for layer in fresh:
-            if (blob := layer.blob()) is not None:
-                remember_blob(catalogue, layer.record.digest, blob)
+            read = [(layer.record.digest, blob) for layer in made for blob in layer.read]
+            found = [layer.origin(place.name, catalogue) for layer in made]
+            origins.remember(catalogue, ref, place.host, read, [origin for origin in found if origin is not None])
 
     def _check_free(self, ref: str) -> None:
         if self._store.catalogue.exists(ref):
@@ -140,23 +135,26 @@ class _Layer(NamedTuple):
     def below(self) -> bytes:
         return self.parts[0].below if self.bound else b""
 
-    def origin(self, name: str) -> origins.Origin | None:
-        """Where it lies in this repository, as far as this pull has seen it there."""
-        blobs = tuple(part.blob for part in self.parts if part.read and part.blob.digest)
-        if len(blobs) < len(self.parts):
+    @property
+    def read(self) -> list[origins.PulledBlob]:
+        """Those of its blobs that this pull has read."""
+        return [blob for part in self.parts if part.read for blob in _blobs(part)]
+
+    def origin(self, name: str, catalogue: Catalogue) -> origins.Origin | None:
+        """Where it lies in this repository, unless this node has never read what is said to be it."""
+        blobs = [blob for part in self.parts for blob in _blobs(part)]
+        unread = [blob for part in self.parts if not part.read for blob in _blobs(part)]
+        if not all(blob.digest for blob in blobs) or not origins.were_read(catalogue, unread):
             return None
-        return origins.Origin(self.record.digest, self.below, name, blobs)
+        return origins.Origin(self.record.digest, self.below, name, tuple(blobs))
 
     def made_by(self, source: str) -> str:
         steps = [how for part in self.parts for how in part.made_by if how]
         return f"{source}: {'; '.join(steps)}" if steps else source
 
-    def blob(self) -> Blob | None:
-        """The OCI layer that it is, where it is one as it came."""
-        blob = self.parts[0].blob
-        if len(self.parts) > 1 or self.bound or not self.parts[0].read or not blob.media_type.endswith("gzip"):
-            return None
-        return Blob(blob.digest, blob.size, blob.diff_id)
+
+def _blobs(part: Part) -> list[origins.PulledBlob]:
+    return [origins.PulledBlob(blob.digest, blob.size, blob.diff_id, blob.media_type) for blob in part.blobs]
 
 
 def _shown(parts: Sequence[Part]) -> Sequence[Part]:

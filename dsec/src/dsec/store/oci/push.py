@@ -15,23 +15,24 @@ from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from dsec.store import disk_full
+from dsec.store import disk_full, origins
 from dsec.store.history import Blob, entries, known_blob, remember_blob
 from dsec.store.layer_data import require_whole
 from dsec.store.local import LocalStore
+from dsec.store.origins import PulledBlob
 from dsec.store.records import ImageRecord, LayerRecord
 from libdsec.protocol.environment import BuildProgress, parse_ref
 from libdsec.protocol.errors import InvalidArgumentError
 from libdsec.protocol.images import HistoryEntry, ImagePushed, ImagePushRequest
 
-from . import known, origins
+from . import known
 from .config import make_config
 from .layer_blob import pack_layer
-from .manifest import OCI_CONFIG, OCI_LAYER, OCI_LAYER_GZIP, OCI_LAYER_ZSTD, OCI_MANIFEST
+from .manifest import MAX_LAYERS, OCI_CONFIG, OCI_LAYER, OCI_LAYER_GZIP, OCI_LAYER_ZSTD, OCI_MANIFEST
 from .reference import RegistryPlace, parse_place
 from .registry import Registry
-from .source import LayerBlob
 from .targets import RegistryTarget, Target, layout_target
 
 Progress = Callable[[BuildProgress], None]
@@ -100,9 +101,11 @@ class _Push:
 
     def run(self, target: Target) -> str:
         """The digest of the manifest that the target has now."""
-        layers: list[Sequence[LayerBlob]] = []
-        for layer in self._image.layers:
-            layers.append(self._layer(layer, _diff_ids(layers), target))
+        layers: list[Sequence[PulledBlob]] = []
+        for left, layer in zip(range(len(self._image.layers), 0, -1), self._image.layers, strict=True):
+            beneath = _diff_ids(layers)
+            # each of those above needs one at least
+            layers.append(self._layer(layer, beneath, MAX_LAYERS - len(beneath) - (left - 1), target))
         steps = _steps(entries(self._store.catalogue, self._image), layers)
         config = make_config(self._image.config, _diff_ids(layers), steps, _moment(self._image.created_at))
         config_digest = self._small(config, target)
@@ -117,25 +120,28 @@ class _Push:
         target.put_manifest(manifest)
         return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
-    def _layer(self, layer: LayerRecord, beneath: Sequence[str], target: Target) -> Sequence[LayerBlob]:
-        """What it is there, over layers with these diff_ids."""
-        pulled = self._as_pulled(layer, beneath, target)
-        if pulled is not None:
-            return pulled
+    def _layer(self, layer: LayerRecord, beneath: Sequence[str], most: int, target: Target) -> Sequence[PulledBlob]:
+        """What it is there, over layers with these diff_ids: `most` blobs at most."""
+        pulled = [blobs for blobs in self._pulled(layer, beneath, target) if len(blobs[1]) <= most]
+        for _, blobs in pulled:
+            if all(target.has_blob(blob.digest) for blob in blobs):
+                return blobs
         blob = known_blob(self._store.catalogue, layer.digest)
         if blob is None or not target.has_blob(blob.digest):
+            for name, blobs in pulled:
+                if all(target.has_blob(each.digest, name) for each in blobs):
+                    return blobs
             blob = self._packed(layer, target)
-        return (LayerBlob(blob.digest, blob.bytes, blob.diff_id, OCI_LAYER_GZIP),)
+        return (PulledBlob(blob.digest, blob.bytes, blob.diff_id, OCI_LAYER_GZIP),)
 
-    def _as_pulled(self, layer: LayerRecord, beneath: Sequence[str], target: Target) -> Sequence[LayerBlob] | None:
-        if not target.host:
-            return None
+    def _pulled(
+        self, layer: LayerRecord, beneath: Sequence[str], target: Target
+    ) -> list[tuple[str, Sequence[PulledBlob]]]:
+        """As what it came from this registry: from which repository, and the blobs as a push names them."""
         below = known.below(self._image.kind, beneath)
-        for origin in origins.find(self._store.catalogue, layer.digest, target.host, below):
-            blobs = [msgspec.structs.replace(blob, media_type=_oci_type(blob)) for blob in origin.blobs]
-            if all(blob.media_type and target.has_blob(blob.digest, origin.name) for blob in blobs):
-                return blobs
-        return None
+        found = origins.find(self._store.catalogue, self._image.ref, layer.digest, target.host, below)
+        typed = [(each.name, [replace(blob, media_type=_oci_type(blob)) for blob in each.blobs]) for each in found]
+        return [(name, blobs) for name, blobs in typed if all(blob.media_type for blob in blobs)]
 
     def _packed(self, layer: LayerRecord, target: Target) -> Blob:
         self._fetch(layer, self._fetched)
@@ -182,11 +188,11 @@ def _descriptor(media_type: str, digest: str, size: int) -> dict[str, str | int]
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
-def _diff_ids(layers: Sequence[Sequence[LayerBlob]]) -> list[str]:
+def _diff_ids(layers: Sequence[Sequence[PulledBlob]]) -> list[str]:
     return [blob.diff_id for blobs in layers for blob in blobs]
 
 
-def _oci_type(blob: LayerBlob) -> str:
+def _oci_type(blob: PulledBlob) -> str:
     """OCI's name for a layer that may have come with Docker's; empty for what is none that may be pushed."""
     if "foreign" in blob.media_type or "nondistributable" in blob.media_type:
         return ""
@@ -194,7 +200,7 @@ def _oci_type(blob: LayerBlob) -> str:
     return next((type for end, type in types.items() if blob.media_type.endswith(end)), "")
 
 
-def _steps(told: Sequence[HistoryEntry], layers: Sequence[Sequence[LayerBlob]]) -> list[dict[str, str]]:
+def _steps(told: Sequence[HistoryEntry], layers: Sequence[Sequence[PulledBlob]]) -> list[dict[str, str]]:
     """One for each blob. Of several that are one layer here the last has its words."""
     steps: list[dict[str, str]] = []
     for entry, blobs in zip(told, layers, strict=True):

@@ -15,11 +15,10 @@ from urllib.parse import urlencode
 from urllib3.exceptions import HTTPError
 
 from libdsec.protocol.errors import (
+    DSecError,
     IntegrityError,
     InvalidArgumentError,
     NotFoundError,
-    PermissionDeniedError,
-    UnauthenticatedError,
     UnavailableError,
 )
 from libdsec.protocol.images import RegistryLogin
@@ -29,6 +28,7 @@ from .connection import Connection, Patience, Response, give_back, network_error
 from .manifest import ACCEPTED, MAX_MANIFEST_BYTES
 from .reference import RegistryPlace
 
+_ANY: Final = tuple(range(200, 600))
 UPLOAD_CHUNK: Final = 8 * 1024 * 1024
 WINDOW_S: Final = 60.0
 MIN_WINDOW_BYTES: Final = 64 * 1024
@@ -102,25 +102,23 @@ class Registry:
         return response.status == 200
 
     def mount_blob(self, digest: str, name: str) -> bool:
-        """Have a blob that another repository of this registry has, where the registry does that for this login."""
-        scope = f"{self._scope} repository:{name}:pull"
+        """Have a blob that another repository of this registry has, where the registry does that for this login.
+
+        An upload that it begins instead is left to it: nothing comes of it, and it may want more rights to end one.
+        """
         query = urlencode({"mount": digest, "from": name})
         try:
             answer = self._connection.request(
                 "POST",
                 f"/v2/{self.name}/blobs/uploads/?{query}",
-                scope=scope,
-                good=(201, 202),
+                scope=f"{self._scope} repository:{name}:pull",
+                good=_ANY,
                 headers={"Content-Length": "0"},
             )
-        except (NotFoundError, PermissionDeniedError, UnauthenticatedError):
-            return False  # what it has against a push at all, it says when the blob is sent
-        if answer.status == 201:
             give_back(answer)
-            return True
-        where = self._upload_url(answer, "")
-        give_back(self._connection.request("DELETE", where, scope=self._scope, good=(200, 202, 204, 400, 404, 405)))
-        return False
+            return answer.status == 201 and self.has_blob(digest)
+        except DSecError:
+            return False  # what it has against a push, it says when the blob is sent
 
     def put_blob(self, digest: str, size: int, content: Bytes, told: Callable[[int], None] = lambda _: None) -> None:
         """Upload what `content` gives, in chunks; the registry checks the digest."""

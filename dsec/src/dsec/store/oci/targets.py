@@ -68,11 +68,18 @@ class RegistryTarget:
         self._reference = reference
         self.host = registry.host
         self.close = registry.close
+        self._not_shared: set[str] = set()
+        """Repositories of which it has not given a blob."""
 
     def has_blob(self, digest: str, beside: str = "") -> bool:
         if self._registry.has_blob(digest):
             return True
-        return beside not in ("", self._registry.name) and self._registry.mount_blob(digest, beside)
+        if not beside or beside == self._registry.name or beside in self._not_shared:
+            return False
+        if self._registry.mount_blob(digest, beside):
+            return True
+        self._not_shared.add(beside)
+        return False
 
     def put_blob(self, digest: str, size: int, path: str, told: Told) -> None:
         with open(path, "rb", buffering=0) as content:

@@ -15,6 +15,7 @@ from dsec.store.build import LayerBuild, build_layer
 from dsec.store.compose import MAX_LAYERS
 from dsec.store.history import MAX_MADE_BY
 from dsec.store.local import LocalStore
+from dsec.store.origins import handed_on
 from dsec.store.records import ImageRecord
 from dsec.store.sources import SourceItem
 from dsec.store.tree import printable
@@ -137,5 +138,7 @@ def _publish(
             reading.frozen_ms,
         )
         how = asked.comment or f"packed from sandbox {asked.sandbox} ({parent_of(packing)})"
-        store.publish_image(image, [*[""] * (len(layers) - 1), how], recorded(answer, packing.maker))
+        sources = [ref for ref in (packing.spec.image, packing.spec.workspace) if ref is not None]
+        beside = (recorded(answer, packing.maker), handed_on(image.ref, sources))
+        store.publish_image(image, [*[""] * (len(layers) - 1), how], beside)
     return answer

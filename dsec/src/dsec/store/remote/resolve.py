@@ -67,7 +67,7 @@ async def resolve_image(objects: Objects, local: LocalStore, ref: str) -> ImageR
         image = ImageRecord(ref, manifest.kind, layers, manifest.config, manifest.created_at, manifest.parent)
         made_by = tuple(layer.made_by for layer in manifest.layers)
         try:
-            await in_thread(None, local.publish_image, image, made_by, known.has_image(ref))
+            await in_thread(None, local.publish_image, image, made_by, (known.has_image(ref),))
         except AlreadyExistsError:
             return local.catalogue.get(ref)  # an image of that name was made here meanwhile
     await in_thread(None, known.add_tables, [table for _, table in map(asyncio.Task.result, fetching) if table])
