@@ -10,7 +10,12 @@ from published import IMPATIENT, node, noise, open_impatient, put_image, quiet
 from dsec.store.remote.objects import Objects
 from dsec.store.remote.opening import open_store
 from dsec.testing.http_store import HttpStore
-from libdsec.protocol.errors import InvalidArgumentError, UnavailableError, UnsupportedOperationError
+from libdsec.protocol.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedOperationError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +35,14 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket", "AWS_ENDPOINT_URL", "127.0.0.1:9000", "AWS_ENDPOINT_URL must be a URL"),
         ("s3://bucket", "AWS_ENDPOINT_URL_S3", "http://", "AWS_ENDPOINT_URL_S3 must be a URL"),
         ("s3a://bucket", "AWS_ENDPOINT", "http://127.0.0.1:9000", "set AWS_ALLOW_HTTP=true"),
+        ("S3://bucket", "AWS_ENDPOINT_URL", "http://127.0.0.1:9000", "set AWS_ALLOW_HTTP=true"),
+        ("GS://bucket", "GOOGLE_BASE_URL", "127.0.0.1:9000", "GOOGLE_BASE_URL must be a URL"),
         ("gs://bucket", "GOOGLE_BASE_URL", "http://127.0.0.1:9000", "set GOOGLE_ALLOW_HTTP=true"),
         ("az://bucket", "AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:9000", "set AZURE_ALLOW_HTTP=true"),
         ("az://bucket", "HOME", "/nowhere", "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("abfs://bucket", "HOME", "/nowhere", "who has one there sets AZURE_STORAGE_ACCOUNT_NAME"),
+        ("s3://u:hidden@[bucket", "HOME", "/nowhere", "it is no URL"),
+        ("https://u:hidden@a\u2100b/x", "HOME", "/nowhere", "it is no URL"),
     ],
 )
 def test_endpoints_that_are_none(
@@ -48,6 +58,11 @@ def test_an_endpoint_without_tls_where_that_is_meant(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "Yes")
     assert open_store("s3://bucket/x").url == "s3://bucket/x"
+
+
+def test_a_scheme_may_be_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "none of its business")
+    assert open_store("S3://bucket/x").url == "s3://bucket/x"
 
 
 class Replacing(HttpStore):
@@ -67,6 +82,52 @@ async def test_a_server_that_replaces_what_it_should_keep(tmp_path: Path, monkey
             with pytest.raises(UnsupportedOperationError, match="If-None-Match"):
                 await shared.publish("app:1", quiet)
             assert not (tmp_path / "bucket/names").exists()
+
+
+class Metadata(HttpStore):
+    """A cloud's, of which a machine asks its own credentials."""
+
+    answer = ""
+
+    def _put(self, target: str, content: bytes, only_new: bool) -> str:
+        assert target == "/latest/api/token"
+        return self.answer
+
+
+async def test_credentials_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for kind in ("RELATIVE", "FULL"):
+        monkeypatch.delenv(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI", raising=False)
+    server = Metadata(str(tmp_path), writable=True)
+    async with server.serving() as port:
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{port}")
+        objects = open_impatient("s3://bucket")
+        server.answer = "503 Service Unavailable"
+        with pytest.raises(UnavailableError, match="cannot be had now: try again, or set AWS_"):
+            await objects.get("packs/some", 10)
+        server.answer = "404 Not Found"
+        with pytest.raises(PermissionDeniedError, match="this machine has none of its own: set AWS_"):
+            await objects.get("packs/some", 10)
+    with pytest.raises(PermissionDeniedError, match="this machine has none of its own: set AWS_"):
+        await objects.get("packs/some", 10)
+
+
+class Conflicting(HttpStore):
+    """Keeps what it has, whatever is asked."""
+
+    def _put(self, target: str, content: bytes, only_new: bool) -> str:
+        return "409 Conflict"
+
+
+async def test_what_cannot_be_replaced_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Conflicting(str(tmp_path), writable=True).serving() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        objects = open_impatient("s3://bucket")
+        assert not await objects.put("packs/some", b"x")
+        with pytest.raises(UnavailableError, match="409 Conflict"):
+            await objects.put("packs/some", b"x", replace=True)
 
 
 class Forgetful(Objects):

@@ -186,7 +186,8 @@ class Objects:
                     self._store, path, content, mode="overwrite" if replace else "create", use_multipart=False
                 )
             except (failures.AlreadyExistsError, failures.PreconditionError) as error:
-                if not answers.is_there(error):
+                # what was to be replaced and was not is no success
+                if replace or not answers.is_there(error):
                     raise
                 return False
             if self.directory is not None:

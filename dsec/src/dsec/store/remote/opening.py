@@ -10,16 +10,17 @@ from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore, from_
 
 from libdsec.protocol.errors import InvalidArgumentError, UnavailableError
 
-from .answers import CREDENTIALS
+from .answers import CLOUDS, CREDENTIALS
 from .objects import Objects, Patience
 
-CLOUDS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT = {"connect_timeout": "5s", "timeout": "600s"}
 """The deadline of a request as a whole is `Objects`'."""
+_PREFIXES = {"s3": "AWS", "az": "AZURE", "gs": "GOOGLE"}
+"""By cloud: how its variables begin."""
 _ENDPOINTS = {
-    "AWS": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "AZURE": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-    "GOOGLE": ("GOOGLE_BASE_URL",),
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
 }
 """By cloud: where another server than its own is named. The first that is set counts."""
 _TRUE = ("1", "true", "on", "yes", "y")
@@ -35,7 +36,13 @@ def open_store(url: str, patience: Patience | None = None) -> Objects:
     :raises InvalidArgumentError: no such kind of store, or its settings are wrong.
     :raises UnavailableError: there is no such directory.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # neither it nor the reason is shown: what is secret in it cannot be told
+        raise InvalidArgumentError(
+            "cannot open the shared store: it is no URL as s3://BUCKET/PREFIX or https://HOST:PORT/PATH", field="store"
+        ) from None
     shown = _without_secrets(parts)
     try:
         if url.startswith("/") or parts.scheme == "file":
@@ -47,10 +54,10 @@ def open_store(url: str, patience: Patience | None = None) -> Objects:
             web = HTTPStore.from_url(url, client_options=client, retry_config=_NO_RETRIES)  # type: ignore[arg-type]
             return Objects(web, shown, writable=False, patience=patience)
         if parts.scheme in CLOUDS and parts.netloc:
-            return Objects(_cloud(url), shown, patience=patience)
+            return Objects(_cloud(url, CLOUDS[parts.scheme]), shown, patience=patience)
     except (BaseError, ValueError) as error:
         why = str(error).partition("\n")[0][:300]
-        variables = CREDENTIALS.get(parts.scheme) if isinstance(error, BaseError) else None
+        variables = CREDENTIALS.get(CLOUDS.get(parts.scheme, "")) if isinstance(error, BaseError) else None
         advice = f"; who has one there sets {variables}" if variables else ""
         raise InvalidArgumentError(f"cannot open the shared store {shown}: {why}{advice}", field="store") from None
     raise InvalidArgumentError(
@@ -72,13 +79,12 @@ def _directory(path: str, patience: Patience | None) -> Objects:
     return Objects(LocalStore(path), path, directory=path, patience=patience)
 
 
-def _cloud(url: str) -> ObjectStore:
+def _cloud(url: str, cloud: str) -> ObjectStore:
     # options that are given here keep those of the environment from being read
-    plain = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in _TRUE for cloud in _ENDPOINTS)
-    cloud = {"s3": "AWS", "gs": "GOOGLE"}.get(url.partition(":")[0].removesuffix("a"), "AZURE")
+    plain = any(os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in _TRUE for prefix in _PREFIXES.values())
     named = next((name for name in _ENDPOINTS[cloud] if os.environ.get(name)), None)
     if named is not None:
-        _check_endpoint(named, os.environ[named], f"{cloud}_ALLOW_HTTP", plain)
+        _check_endpoint(named, os.environ[named], f"{_PREFIXES[cloud]}_ALLOW_HTTP", plain)
     client = {**_CLIENT, "allow_http": plain}
     return from_url(url, client_options=client, retry_config=_NO_RETRIES)  # type: ignore[call-overload,no-any-return]
 
