@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published import IMPATIENT, node, noise, open_impatient, put_image, quiet
+from published import CHUNK, IMPATIENT, node, noise, open_impatient, put_image, quiet
 
+from dsec.store.remote.manifest import layer_path
 from dsec.store.remote.objects import Objects
 from dsec.store.remote.opening import open_store
 from dsec.testing.http_store import HttpStore
@@ -68,19 +69,29 @@ def test_a_scheme_may_be_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
 class Replacing(HttpStore):
     """Knows no conditions, as servers of an earlier time."""
 
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory, writable=True)
+        self.put: list[tuple[str, bytes]] = []
+
     def _put(self, target: str, content: bytes, only_new: bool) -> str:
+        self.put.append((target, content))
         return super()._put(target, content, False)
 
 
 async def test_a_server_that_replaces_what_it_should_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bucket").mkdir()
-    async with Replacing(str(tmp_path), writable=True).serving() as port:
+    server = Replacing(str(tmp_path))
+    async with server.serving() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
         with node(tmp_path / "a", open_impatient("s3://bucket")) as (local, shared):
-            put_image(local, "app:1", noise(1))
+            image = put_image(local, "app:1", noise(1, 5 * CHUNK), noise(2), noise(3, 3 * CHUNK))
             with pytest.raises(UnsupportedOperationError, match="If-None-Match"):
                 await shared.publish("app:1", quiet)
+            # the smallest layer alone went there, and its table twice
+            table = f"/bucket/{layer_path(image.layers[1].digest, 'layer')}"
+            assert [target for target, _ in server.put if target.startswith("/bucket/layers")][1:] == [table, table]
+            assert sum(len(content) for _, content in server.put) < 2 * CHUNK
             assert not (tmp_path / "bucket/names").exists()
 
 

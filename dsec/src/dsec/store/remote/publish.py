@@ -56,10 +56,12 @@ async def publish_image(
         for layer in image.layers:
             if await in_thread(None, taken.find, layer.digest) is None:
                 raise ConflictError(f"cannot publish {ref}: it was removed meanwhile", ref=ref)
-        for layer in image.layers:
+        # the smallest first: with its table the store is tried, before much is sent
+        for layer in sorted(image.layers, key=lambda layer: layer.data_bytes):
             await LayerPublication(objects, known, layer, raw, sent).run()
+            if not there:
+                await objects.require_creation(layer_path(layer.digest, "layer"), MAX_TABLE_BYTES)
         if not there:
-            await objects.require_creation(layer_path(image.layers[-1].digest, "layer"), MAX_TABLE_BYTES)
             if await objects.put(manifest_path(ref), content):
                 sent.bytes += len(content)
             elif not await _published(objects, manifest):
