@@ -155,15 +155,46 @@ async def _entries(files: Files, path: str) -> Sequence[FileInfo]:
 
 async def _followed(files: Files, path: str, line: int) -> tuple[str, FileInfo]:
     """What a path ends at, if it is a link."""
-    for _ in range(_MAX_LINKS):
-        try:
-            info = await files.stat(path)
-        except PathNotFoundError:
-            raise refusal(line, f"there is no {path} to copy") from None
+    info = await _there(files, path, line)
+    if info.target is None:
+        return path, info
+    return await _walked(files, path, line)
+
+
+async def _walked(files: Files, path: str, line: int) -> tuple[str, FileInfo]:
+    """As the kernel walks it, name by name: `..` in a link is the directory above that in which the link lies, which
+    may be another than the one that its path names."""
+    real, links = "/", 0
+    info = await _there(files, real, line)
+    waiting = path.split("/")[::-1]
+    while waiting:
+        name = waiting.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            real = posixpath.dirname(real)
+            info = await _there(files, real, line)
+            continue
+        here = posixpath.join(real, name)
+        info = await _there(files, here, line)
         if info.target is None:
-            return path, info
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), info.target))
-    raise refusal(line, f"{path} is a chain of more than {_MAX_LINKS} links")
+            real = here
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise refusal(line, f"{path} is a chain of more than {_MAX_LINKS} links")
+        real = "/" if info.target.startswith("/") else real
+        waiting += info.target.split("/")[::-1]
+    if info.target is not None:  # a link to `.` or to `/`
+        info = await _there(files, real, line)
+    return real, info
+
+
+async def _there(files: Files, path: str, line: int) -> FileInfo:
+    try:
+        return await files.stat(path)
+    except PathNotFoundError:
+        raise refusal(line, f"there is no {path} to copy") from None
 
 
 async def _owner(files: Files, step: CopyStep) -> Owner | None:

@@ -45,7 +45,8 @@ PREDEFINED = frozenset(
 
 DEFAULT_SHELL = ("/bin/sh", "-c")
 SCRATCH = "scratch"
-_KEY_GENERATION = 1
+_KEY_GENERATION = 2
+"""Of what steps are made by: another one finds nothing that an earlier one has kept."""
 _PORT = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:/(?:tcp|udp|sctp))?")
 _USER = re.compile(r"[A-Za-z0-9_.-]+|\d+:\d+")
 
