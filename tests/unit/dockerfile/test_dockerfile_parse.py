@@ -190,3 +190,17 @@ def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
 def test_any_word_comes_to_something_or_is_refused(text: str) -> None:
     error = refused(lambda: [words.expand(3, word, {"A": "1"}, "\\") for word in words.split(3, text, "\\")])
     assert error is None or error.details["line"] == 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# check=x" + " " * 500_000 + "y\nFROM a",
+        "#" + " " * 500_000 + "y\nFROM a",
+        "FROM a\nENV A=" + "x" * 900_000,
+        "FROM a\nRUN x" + "\\ " * 300_000 + "y",
+    ],
+)
+def test_a_long_line_takes_no_longer_than_it_is(text: str) -> None:
+    assert parse(text).stages[0].base.image == "a"

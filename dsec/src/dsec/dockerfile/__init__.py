@@ -20,7 +20,7 @@ What must always hold:
 - `lines`     text to logical lines: comments, continuation, directives
 - `words`     quotes, escapes and variables within a line
 - `parse`     lines to `instructions`
-- `patterns`  names with wildcards, and .dockerignore
+- `patterns`  names with wildcards, and .dockerignore; `globs` matches them in bounded time
 - `context`   the files of the caller's directory that COPY may take
 - `plan`      stages to steps and keys; pure
 - `run`       steps in sandboxes

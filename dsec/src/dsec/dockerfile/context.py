@@ -65,7 +65,7 @@ class Context:
         if not has_wildcard(wanted):
             return [self._resolved(wanted)]
         pattern, depth = compiled(wanted, deep=False), wanted.count("/")
-        matching = [path for path in self._all() if path.count("/") == depth and pattern.fullmatch(path)]
+        matching = [path for path in self._all() if path.count("/") == depth and pattern.matches(path)]
         if not matching:
             raise InvalidArgumentError(f"cannot copy {source!r}: nothing in {self._root} is called so")
         return [self._resolved(path) for path in matching]

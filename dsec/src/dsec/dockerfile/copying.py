@@ -139,7 +139,7 @@ async def _matching(files: Files, source: str) -> list[str]:
         pattern, found = compiled(name, deep=False), []
         for path in paths:
             entries = await _entries(files, path)
-            found += [posixpath.join(path, entry.path) for entry in entries if pattern.fullmatch(entry.path)]
+            found += [posixpath.join(path, entry.path) for entry in entries if pattern.matches(entry.path)]
         paths = found
     return paths
 

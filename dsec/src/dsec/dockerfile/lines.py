@@ -10,7 +10,7 @@ from .refusals import refusal
 MAX_BYTES = 1024 * 1024
 MAX_LINES = 10_000
 
-_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9_-]*)\s*=\s*(.*?)\s*")
+_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9_-]*)\s*=(.*)")
 _SYNTAX = re.compile(r"(?:docker\.io/)?docker/dockerfile:1(?:\.\d+){0,2}(?:-labs)?")
 _BLANK = " \t\r\f\v"
 
@@ -67,7 +67,7 @@ def _directives(physical: list[str]) -> str:
         match = _DIRECTIVE.fullmatch(line.strip(_BLANK))
         if match is None:
             break
-        name, value = match[1].lower(), match[2]
+        name, value = match[1].lower(), match[2].strip()
         if name not in ("syntax", "escape", "check"):
             break  # a comment that looks like one
         if name in seen:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from libdsec.protocol.errors import InvalidArgumentError
+
+from .globs import ANY, DIRECTORIES, WITHIN, Glob, Piece
 
 MAX_PATTERNS = 10_000
 
@@ -16,13 +17,13 @@ def has_wildcard(text: str) -> bool:
     return any(character in text for character in "*?[\\")
 
 
-def compiled(pattern: str, *, deep: bool) -> re.Pattern[str]:
+def compiled(pattern: str, *, deep: bool) -> Glob:
     """`*` is anything within a name, `?` one character, `[a-z]` one of these, a backslash takes the meaning off what
     follows; with `deep`, `**` is any number of directories.
 
     :raises InvalidArgumentError: a class that is not closed, a backslash at the end.
     """
-    found = ""
+    found: list[Piece] = []
     at = 0
     while at < len(pattern):
         character = pattern[at]
@@ -31,26 +32,25 @@ def compiled(pattern: str, *, deep: bool) -> re.Pattern[str]:
             at += 1
             if pattern[at : at + 1] == "/":
                 at += 1
-                # two say no more than one, and could share out a path in many ways
-                found += "(?:.*/)?" * (not found.endswith("(?:.*/)?"))
+                found.append(DIRECTORIES)
             else:
-                found += ".*"
+                found.append(ANY)
         elif character == "*":
-            found += "[^/]*" * (not found.endswith("[^/]*"))
+            found.append(WITHIN)
         elif character == "?":
-            found += "[^/]"
+            found.append(Piece("one", "[^/]"))
         elif character == "[":
             text, at = _character_class(pattern, at)
-            found += text
+            found.append(Piece("one", text))
         elif character == "\\":
             if at == len(pattern):
                 raise _wrong(pattern, "a backslash ends it")
-            found += re.escape(pattern[at])
+            found.append(Piece("one", re.escape(pattern[at])))
             at += 1
         else:
-            found += re.escape(character)
+            found.append(Piece("one", re.escape(character)))
     try:
-        return re.compile(found, re.DOTALL)
+        return Glob(found)
     except re.error as error:
         raise _wrong(pattern, str(error)) from None
 
@@ -82,7 +82,7 @@ def _wrong(pattern: str, why: str) -> InvalidArgumentError:
 
 
 class _Rule(NamedTuple):
-    pattern: re.Pattern[str]
+    pattern: Glob
     keeps: bool
 
 
@@ -111,10 +111,6 @@ class Ignore:
         above = ["/".join(names[:count]) for count in range(1, len(names) + 1)]
         out = False
         for rule in self._rules:
-            if rule.keeps == out and _matches(rule.pattern, above):
+            if rule.keeps == out and any(map(rule.pattern.matches, above)):
                 out = not rule.keeps
         return out
-
-
-def _matches(pattern: re.Pattern[str], paths: Sequence[str]) -> bool:
-    return any(pattern.fullmatch(path) is not None for path in paths)

@@ -20,14 +20,14 @@ def split(line: int, text: str, escape: str) -> list[str]:
     :raises InvalidArgumentError: a quote that is not closed.
     """
     words: list[str] = []
-    current = ""
+    current: list[str] = []  # pieces: a word may be as long as the file
     quote = ""
     begun = False
     at = 0
     while at < len(text):
         character = text[at]
         if character == escape and quote != "'" and at + 1 < len(text):
-            current += text[at : at + 2]
+            current.append(text[at : at + 2])
             begun = True
             at += 2
             continue
@@ -37,16 +37,16 @@ def split(line: int, text: str, escape: str) -> list[str]:
             quote = character
         elif character in " \t":
             if begun:
-                words.append(current)
-            current, begun = "", False
+                words.append("".join(current))
+            current, begun = [], False
             at += 1
             continue
-        current += character
+        current.append(character)
         begun = True
         at += 1
     if quote:
         raise refusal(line, f"the quote {quote} is not closed")
-    return [*words, current] if begun else words
+    return [*words, "".join(current)] if begun else words
 
 
 def expand(line: int, text: str, variables: Mapping[str, str], escape: str) -> str:
