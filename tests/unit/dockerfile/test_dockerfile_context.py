@@ -116,6 +116,55 @@ def test_a_file_that_becomes_shorter_while_it_is_packed(tree: Path) -> None:
         context.pack(taken, Cutting(), Owner(), context.digest(taken), root=False)
 
 
+def test_a_directory_that_becomes_a_link_leads_nowhere(tree: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "x.py").write_text("secret")
+    (outside / "deep" / "y.py").write_text("secret")
+    context = Context(str(tree), Ignore())
+    taken = take(context, ["src"], None)
+    expected = context.digest(taken)
+    (tree / "src").rename(tree / "was")
+    (tree / "src").symlink_to(outside)
+    sink = io.BytesIO()
+    with pytest.raises(ConflictError, match="no directory any more"):
+        context.digest(taken)
+    with pytest.raises(ConflictError, match="no directory any more"):
+        context.pack(taken, sink, Owner(), expected, root=False)
+    assert b"secret" not in sink.getvalue()
+
+
+def test_a_file_that_grows_as_fast_as_it_is_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "a.txt").write_bytes(b"a" * 4096)
+    context = Context(str(tree), Ignore())
+    taken = take(context, ["a.txt"], None)
+    reads: list[int] = []
+
+    def grow(_: Context) -> None:
+        reads.append(4096)
+        assert len(reads) < 9, "it goes on and on"
+        with open(tree / "a.txt", "ab") as file:
+            file.write(b"a" * 4096)
+
+    monkeypatch.setattr(Context, "_require_open", grow)
+    assert context.digest(taken) != context.digest(taken)
+
+
+def test_paths_longer_than_the_system_takes_one(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=descriptor)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    context = Context(str(tmp_path), Ignore())
+    taken = take(context, ["."], None)
+    assert len(taken) == 21
+    context.pack(taken, io.BytesIO(), Owner(), context.digest(taken), root=False)
+
+
 def test_what_is_no_file_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "src" / "pipe")
     with pytest.raises(InvalidArgumentError, match="pipe"):

@@ -21,7 +21,7 @@ What must always hold:
 - `words`     quotes, escapes and variables within a line
 - `parse`     lines to `instructions`
 - `patterns`  names with wildcards, and .dockerignore; `globs` matches them in bounded time
-- `context`   the files of the caller's directory that COPY may take
+- `context`   the files of the caller's directory that COPY may take; `beneath` reaches them through no link
 - `plan`      stages to steps and keys; pure
 - `run`       steps in sandboxes
 - `copying`   COPY in a sandbox; `retar` rewrites owners in a tar on its way from one stage to another

@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 
 from libdsec.protocol.errors import ConflictError, FileOperationError, InvalidArgumentError
 
+from .beneath import Beneath
 from .patterns import Ignore, compiled, has_wildcard
 
 MAX_ENTRIES = 1_000_000
@@ -46,6 +47,7 @@ class Context:
 
     def __init__(self, directory: str, ignore: Ignore) -> None:
         self._root = os.path.realpath(directory)
+        self._beneath = Beneath(self._root)
         self._ignore = ignore
         self._entries: dict[str, Entry] | None = None
         self._closed = False
@@ -118,7 +120,7 @@ class Context:
         waiting = [start]
         while waiting:
             prefix = waiting.pop()
-            with os.scandir(os.path.join(self._root, prefix)) as entries:
+            with self._beneath.directory(prefix) as directory, os.scandir(directory) as entries:
                 for each in entries:
                     path = f"{prefix}/{each.name}" if prefix else each.name
                     mode = each.stat(follow_symlinks=False).st_mode
@@ -139,6 +141,9 @@ class Context:
             self._require_open()
             try:
                 self._one(entry, name, archive, owner, hasher)
+            except NotADirectoryError as error:
+                why = "what lies above it is no directory any more, while the image is built"
+                raise ConflictError(f"cannot copy {entry.path!r}: {why}") from error
             except OSError as error:
                 raise _unreadable(error, entry.path) from error
         return hasher.hexdigest()
@@ -146,46 +151,50 @@ class Context:
     def _one(
         self, entry: Entry, name: str, archive: tarfile.TarFile | None, owner: Owner, hasher: hashlib._Hash
     ) -> None:
-        path = os.path.join(self._root, entry.path)
         member = tarfile.TarInfo(name)
         member.mode = stat.S_IMODE(entry.mode)
         member.uid, member.gid = owner
-        status = os.lstat(path)
-        member.mtime = status.st_mtime
-        if stat.S_IFMT(status.st_mode) != stat.S_IFMT(entry.mode):
-            raise ConflictError(f"cannot copy {entry.path!r}: it changed while the image is built")
-        if stat.S_ISREG(entry.mode):
-            self._file(path, entry, member, archive, hasher)
-            return
-        if stat.S_ISDIR(entry.mode):
-            member.type = tarfile.DIRTYPE
-        elif stat.S_ISLNK(entry.mode):
-            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
-        else:
-            raise InvalidArgumentError(f"cannot copy {entry.path!r}: it is no file, directory or link")
+        with self._beneath.parent(entry.path) as (parent, own):
+            status = os.stat(own, dir_fd=parent, follow_symlinks=False)
+            member.mtime = status.st_mtime
+            _require_same_kind(status, entry)
+            if stat.S_ISREG(entry.mode):
+                self._file(parent, own, entry, member, archive, hasher)
+                return
+            if stat.S_ISDIR(entry.mode):
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(entry.mode):
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(own, dir_fd=parent)
+            else:
+                raise InvalidArgumentError(f"cannot copy {entry.path!r}: it is no file, directory or link")
         _say(hasher, entry, member)
         if archive is not None:
             archive.addfile(member)
 
     def _file(
         self,
-        path: str,
+        parent: int,
+        own: str,
         entry: Entry,
         member: tarfile.TarInfo,
         archive: tarfile.TarFile | None,
         hasher: hashlib._Hash,
     ) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(own, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
-            member.size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            _require_same_kind(status, entry)
+            member.size = status.st_size
             _say(hasher, entry, member)
             if archive is not None:
                 hashed = _Hashed(entry.path, file, hasher, self._require_open)
                 archive.addfile(member, hashed)  # type: ignore[arg-type]  # reading is all it needs
                 return
-            while piece := file.read(_PIECE):
+            left = member.size  # of a file that grows as fast as it is read there would be no end
+            while left and (piece := file.read(min(left, _PIECE))):
                 self._require_open()
                 hasher.update(piece)
+                left -= len(piece)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -209,6 +218,11 @@ class _Hashed:
             raise ConflictError(f"cannot copy {self._path!r}: it became shorter while the image is built")
         self._hasher.update(piece)
         return piece
+
+
+def _require_same_kind(status: os.stat_result, entry: Entry) -> None:
+    if stat.S_IFMT(status.st_mode) != stat.S_IFMT(entry.mode):
+        raise ConflictError(f"cannot copy {entry.path!r}: it changed while the image is built")
 
 
 def _say(hasher: hashlib._Hash, entry: Entry, member: tarfile.TarInfo) -> None:
