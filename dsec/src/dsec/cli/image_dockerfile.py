@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from libdsec.protocol.spec import Network
 
 from .options import find_image, pairs, seconds
 from .outcome import report
-from .output import amount, emit, printable, say
+from .output import amount, emit, harmless, printable, say
 from .registry_login import kept_login_for
 
 if TYPE_CHECKING:
@@ -106,8 +107,9 @@ async def _build(client: DSecClient, ref: str, wanted: Wanted) -> ImageInfo:
         step_timeout_s=wanted.timeout_s or STEP_TIMEOUT_S,
         login_for=kept_login_for,
     )
-    show = _show if wanted.progress == "plain" else _show_nothing
-    return await build(client, ref, _text(wanted), wanted.directory, options, show)
+    if wanted.progress == "quiet":
+        return await build(client, ref, _text(wanted), wanted.directory, options, lambda _: None)
+    return await build(client, ref, _text(wanted), wanted.directory, options, Shown(sys.stderr.isatty()))
 
 
 def _text(wanted: Wanted) -> str:
@@ -120,6 +122,8 @@ def _text(wanted: Wanted) -> str:
                 content = file.read(_LARGEST + 1)
     except OSError as error:
         raise InvalidArgumentError(f"cannot read {path}: {error.strerror}", field="file") from None
+    if len(content) > _LARGEST:
+        raise InvalidArgumentError(f"cannot read {path}: it has more than {_LARGEST} bytes", field="file")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -127,15 +131,39 @@ def _text(wanted: Wanted) -> str:
         raise InvalidArgumentError(f"cannot read {path}: line {line} is no UTF-8", field="file") from None
 
 
-def _show(news: News) -> None:
-    """Steps and what they print, on standard error: standard output is for the answer."""
-    if news.kind == "output":
-        sys.stderr.buffer.write(news.data)
+class Shown:
+    """Steps and what they print, on standard error: standard output is for the answer.
+
+    A terminal does as it is told by what it shows, and a step is not to tell it anything: there, what moves the cursor,
+    colours, or sets a title is shown as a sign for it. In a file or pipe are the bytes as the step has written them.
+    """
+
+    def __init__(self, terminal: bool) -> None:
+        self._terminal = terminal
+        self._decoders = {stream: _decoder() for stream in get_args(Literal["stdout", "stderr"])}
+        self._in_line = False
+        """What a step printed last did not end its line."""
+
+    def __call__(self, news: News) -> None:
+        if news.kind == "output":
+            self._output(news)
+            return
+        ends = "\n" if self._terminal and self._in_line else ""
+        cached = " (cached)" if news.kind == "cached" else ""
+        sys.stderr.write(f"{ends}[{news.stage}:{news.line}] {printable(news.text)}{cached}\n")
+        sys.stderr.flush()
+        self._in_line = False
+        self._decoders = {stream: _decoder() for stream in self._decoders}
+
+    def _output(self, news: News) -> None:
+        data = news.data
+        if self._terminal:
+            text = harmless(self._decoders[news.stream].decode(data))
+            self._in_line = not text.endswith("\n") if text else self._in_line
+            data = text.encode(sys.stderr.encoding or "ascii", "replace")
+        sys.stderr.buffer.write(data)
         sys.stderr.buffer.flush()
-        return
-    cached = " (cached)" if news.kind == "cached" else ""
-    sys.stderr.write(f"[{news.stage}:{news.line}] {printable(news.text)}{cached}\n")
-    sys.stderr.flush()
 
 
-def _show_nothing(news: News) -> None: ...
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

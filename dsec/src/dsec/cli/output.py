@@ -59,6 +59,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def harmless(text: str) -> str:
+    """As `printable`, of several lines: those stay, with tabs, and with returns, which leave no line."""
+    return "".join(c if c.isprintable() or c in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def count(sandboxes: int) -> str:
     """How many, in words."""
     return "1 sandbox" if sandboxes == 1 else f"{sandboxes} sandboxes"
