@@ -62,6 +62,13 @@ def test_every_option_of_pack_goes_out(node: Any) -> None:
     assert node.run("pack", "abc", "w:1", "--kind", "odd").exit_code == 2
 
 
+def test_names_of_the_build_cache_are_given_by_builds_alone(node: Any) -> None:
+    name = "build-cache/" + "0" * 64 + ":7"
+    for command in (("pack", "abc", name), ("image", "build", name, "--from", "dir:/x")):
+        result = node.run(*command)
+        assert (result.exit_code, "are the cache's of builds" in result.stderr) == (64, True)
+
+
 def test_what_was_left_out_is_a_table(node: Any) -> None:
     rows = tuple(Scrubbed(f"/tmp/{number}", "temporary files", 2, 1024) for number in range(30))
     answer(node, scrubbed=rows, scrubbed_files=60, scrubbed_bytes=30720, in_toolkits=("/opt/a", "/opt/b"))

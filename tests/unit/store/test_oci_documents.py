@@ -87,6 +87,13 @@ def test_names_here() -> None:
     assert local_name("UPPER:1") == local_name("a") == local_name("") == ""
 
 
+def test_no_image_from_outside_says_that_a_build_has_made_it() -> None:
+    name = "build-cache/" + "0" * 64 + ":7"
+    assert local_name(name) == local_name(f"registry.example.com/{name}") == local_name("build-cache:1") == ""
+    assert place_name(RegistryPlace("registry.example.com", name.partition(":")[0], "7", "")) == ""
+    assert local_name("build-cached/a:1") == "build-cached/a:1"
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ("localhost", "localhost:1", "127.0.0.1", "127.8.8.8:5000", "[::1]", "[::1]:5")))
     assert not any(map(is_loopback, ("", "127.0.0.1.example.com", "localhost.x", "10.0.0.1", "[::2]:5", "0.0.0.0")))

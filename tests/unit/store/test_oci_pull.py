@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -254,6 +256,25 @@ def test_names(puller: Puller, store: LocalStore, lying: Lying, tmp_path: Path) 
     lying.has(f"/v2/base/manifests/{digest(body)}", body, OCI_MANIFEST)
     with pytest.raises(InvalidArgumentError, match="give one"):
         pull(puller, f"docker://{lying.host}/base@{digest(body)}")
+
+
+@pytest.mark.parametrize("said", ["by the archive", "by the caller"])
+def test_a_name_of_the_build_cache_is_refused(puller: Puller, store: LocalStore, tmp_path: Path, said: str) -> None:
+    """Else whoever makes an archive decides what a step has made."""
+    name = "build-cache/" + "0" * 64 + ":7"
+    archive = tmp_path / "image.tar"
+    documents = {"l.tar": LAYERS[0], "c.json": json.dumps(config_of(LAYERS[:1])).encode()}
+    manifest = [{"Config": "c.json", "RepoTags": [name], "Layers": ["l.tar"]}]
+    with tarfile.open(archive, "w") as target:
+        for path, content in {**documents, "manifest.json": json.dumps(manifest).encode()}.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            target.addfile(member, io.BytesIO(content))
+    source = f"docker-archive:{archive}"
+    with pytest.raises(InvalidArgumentError):
+        puller.pull(ImagePullRequest(source, name if said == "by the caller" else ""), nothing)
+    assert not store.catalogue.list()
+    assert puller.pull(ImagePullRequest(source, "app:1"), nothing).ref == "app:1"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import typer
 
 from dsec.environments.image import HostImage, host_image
 from libdsec.client import DSecClient
-from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind
+from libdsec.protocol.environment import ImageConfig, ImageInfo, LayerKind, require_not_cached
 from libdsec.protocol.errors import DSecError, InvalidArgumentError
 
 from . import image_data, image_dockerfile, image_out, image_pull, image_shared
@@ -90,6 +90,7 @@ def build(
 
     async def work(client: DSecClient) -> None:
         wanted = _wanted(ref, source)
+        require_not_cached(wanted.ref)
         if if_missing and (existing := await find_image(client, wanted.ref)) is not None:
             if json:
                 emit(existing)

@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 import typer
 
 from libdsec.client import DSecClient
-from libdsec.protocol.environment import LayerKind
+from libdsec.protocol.environment import LayerKind, require_not_cached
 from libdsec.protocol.images import PackedDiff, ScrubRule
 
 from .image_progress import shown
@@ -55,6 +55,7 @@ def pack(
     rules += [ScrubRule(pattern.strip("/"), keep=True) for pattern in keep or ()]
 
     async def work(client: DSecClient) -> None:
+        require_not_cached(ref)
         found = await find_sandbox(client, sandbox)
         with shown(ref) as progress:
             packed = await found.pack_diff(

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
-from libdsec.protocol.environment import ImageConfig, ImageInfo, parse_ref
+from libdsec.protocol.environment import BUILD_CACHE as CACHE
+from libdsec.protocol.environment import ImageConfig, ImageInfo, parse_ref, require_not_cached
 from libdsec.protocol.errors import AlreadyExistsError, DSecError, ImageNotFoundError, InvalidArgumentError
 from libdsec.protocol.exec import ExecResult
 from libdsec.protocol.images import RegistryLogin
@@ -37,8 +38,6 @@ from .plan import (
 )
 from .refusals import StepFailedError, at_line, refusal
 
-CACHE = "build-cache"
-"""The name that images of steps begin with."""
 ORPHAN_S = 300.0
 """When the client is killed, the sandbox of its step is one that nobody uses, and goes by itself. Nobody uses it while
 files for it are packed, either."""
@@ -96,8 +95,7 @@ async def build(client: DSecClient, ref: str, text: str, directory: str, options
     :raises AlreadyExistsError: the name is taken. Nothing was run.
     :raises StepFailedError: a RUN ended with anything but 0. No sandbox is left; the steps before it are in the cache.
     """
-    if parse_ref(ref).name.partition("/")[0] == CACHE:
-        raise InvalidArgumentError(f"cannot build {ref}: names that begin with {CACHE}/ are the cache's", field="ref")
+    require_not_cached(ref)
     file = parse(text)
     check_arguments(file, options.arguments)
     stages = needed_stages(file, options.target, options.arguments)

@@ -42,6 +42,25 @@ def parse_ref(text: str) -> ImageRef:
     return ImageRef(match["name"], match["tag"])
 
 
+BUILD_CACHE = "build-cache"
+"""What the names of a build's steps begin with. What has such a name is taken for what the step made."""
+
+
+def require_not_cached(text: str) -> ImageRef:
+    """As `parse_ref`, of a name that somebody gives to an image that no step has made.
+
+    :raises InvalidArgumentError: also where it is a name of the cache.
+    """
+    ref = parse_ref(text)
+    if ref.name.partition("/")[0] == BUILD_CACHE:
+        raise InvalidArgumentError(
+            f"cannot call an image {text}: names that begin with {BUILD_CACHE}/ are the cache's of builds; "
+            "give another one",
+            field="ref",
+        )
+    return ref
+
+
 class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """Defaults of a sandbox made from the image; the last ones are what an OCI image says beside them, kept so that a
     push gives them back."""

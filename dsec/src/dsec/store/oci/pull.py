@@ -16,7 +16,7 @@ from dsec.store.flatten import has_opaque_root
 from dsec.store.local import LocalStore, Taken
 from dsec.store.merge import merge_layers
 from dsec.store.records import ImageRecord, LayerRecord
-from libdsec.protocol.environment import BuildProgress, ImageInfo, parse_ref
+from libdsec.protocol.environment import BuildProgress, ImageInfo, require_not_cached
 from libdsec.protocol.errors import InvalidArgumentError, from_body
 from libdsec.protocol.images import ImagePullRequest
 
@@ -54,7 +54,7 @@ class Puller:
         """
         parse_place(request.source)
         if request.ref:
-            parse_ref(request.ref)
+            require_not_cached(request.ref)
             self._check_free(request.ref)
         if request.merge_bytes < 0:
             raise InvalidArgumentError(

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from libdsec.protocol.environment import parse_ref
+from libdsec.protocol.environment import require_not_cached
 from libdsec.protocol.errors import InvalidArgumentError
 
 HUB: Final = "registry-1.docker.io"
@@ -82,13 +82,14 @@ def parse_place(text: str) -> Place:
 
 def local_name(outside: str) -> str:
     """What an image that is called `outside` elsewhere (`HOST/NAME:TAG`, `NAME:TAG`) is called here: its name and tag.
-    Empty where that is no name here."""
+    Empty where that is no name here, or one by which builds find what their steps have made: nobody else may say that.
+    """
     host, slash, rest = outside.partition("/")
     name = rest if slash and _is_host(host) else outside
     if slash and host in HUB_NAMES:
         name = name.removeprefix("library/")
     try:
-        return str(parse_ref(name))
+        return str(require_not_cached(name))
     except InvalidArgumentError:
         return ""
 
