@@ -13,13 +13,22 @@ import pytest
 from dsec.dockerfile.copying import _followed, from_sandbox
 from dsec.dockerfile.plan import CopyStep
 from libdsec.protocol.errors import InvalidArgumentError, PathNotFoundError
-from libdsec.protocol.files import FileInfo
+from libdsec.protocol.files import FileInfo, FileType
 
 
 class Files:
-    """Of a sandbox with nothing in it."""
+    """Of a sandbox with nothing in it, or with what `kind` says at every path."""
+
+    def __init__(self, kind: FileType | None = None) -> None:
+        self._kind = kind
+
+    async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
+        if self._kind is None:
+            raise PathNotFoundError(f"there is no {path}", path=path)
+        return FileInfo(path, self._kind, 0, 0o644, 0, 0, 0)
 
     async def read(self, path: str, *, limit: int) -> bytes:
+        assert self._kind in (None, "file"), "nobody writes to it: it would wait for ever"
         raise PathNotFoundError(f"cannot read {path}: there is none", path=path)
 
 
@@ -42,6 +51,13 @@ async def test_an_owner_that_is_nobody_leaves_no_sandbox() -> None:
     with pytest.raises(InvalidArgumentError, match=r"line 3 .*nobody-here"):
         await from_sandbox(sandbox, step, other)  # type: ignore[arg-type]
     assert not other.runs
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "directory", "char"])
+async def test_accounts_that_are_no_file_name_nobody(kind: FileType) -> None:
+    step = CopyStep(3, "COPY", (), ("/a",), "/b", 0, None, "nobody-here")
+    with pytest.raises(InvalidArgumentError, match=r"line 3 .*nobody-here"):
+        await from_sandbox(SimpleNamespace(files=Files(kind)), step, Other())  # type: ignore[arg-type]
 
 
 class Linked:

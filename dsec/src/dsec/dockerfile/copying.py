@@ -214,12 +214,18 @@ async def _owner(files: Files, step: CopyStep) -> Owner | None:
 async def _number(files: Files, line: int, table: str, name: str) -> int:
     if name.isascii() and name.isdecimal() and int(name) < 65_536:
         return int(name)
-    try:
-        content = await files.read(table, limit=_LARGEST_TABLE)
-    except PathNotFoundError:
-        content = b""
-    for entry in content.decode("utf-8", "replace").splitlines():
+    for entry in (await _table(files, table)).decode("utf-8", "replace").splitlines():
         fields = entry.split(":")
         if len(fields) > 2 and fields[0] == name and fields[2].isascii() and fields[2].isdecimal():
             return int(fields[2])
     raise refusal(line, f"--chown names {name[:60]!r}, which is no number below 65536 and not in the image's {table}")
+
+
+async def _table(files: Files, path: str) -> bytes:
+    """Nothing where it is no file: a step may have put a FIFO there, which nobody would ever write to."""
+    try:
+        if (await files.stat(path, follow=True)).type != "file":
+            return b""
+        return await files.read(path, limit=_LARGEST_TABLE)
+    except PathNotFoundError:
+        return b""
