@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import json
@@ -10,12 +11,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import libdsec
+from dsec.dockerfile import run
+from libdsec.protocol.environment import ImageInfo
 from libdsec.protocol.errors import InvalidArgumentError
+from libdsec.protocol.images import RegistryLogin
 from libdsec.sync import DSecClient, DSecContainerRunArgs
 from real_registry import PASSWORD, USER, real_registry
 
@@ -256,6 +261,61 @@ def test_from_an_image_of_a_registry(
     assert counts(dsec("image", "build", "test/on:2", str(context))) == (1, 0)
     with client.run_container(DSecContainerRunArgs(container_image="test/on:2")) as sandbox:
         assert [entry.path for entry in sandbox.files.list("/data")] == ["b", "one"]
+
+
+@pytest.mark.usefixtures("built")
+def test_builds_at_once_from_nothing(url: str, client: DSecClient, context: Path) -> None:
+    """The first of them makes what all begin with, and the others have that."""
+    for number in range(3):
+        for ref in [info.ref for info in client.images() if info.ref.startswith("build-cache/")]:
+            client.remove_image(ref)
+        refs = [f"test/at-once-{number}-{each}:1" for each in range(5)]
+        made = asyncio.run(_built_at_once(url, "FROM scratch\nCOPY data /data\n", context, refs))
+        assert len({info.layers for info in made}) == 1
+        for ref in refs:
+            client.remove_image(ref)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.needs("docker-registry")
+def test_builds_at_once_from_an_image_of_a_registry(
+    dsec: Dsec,
+    url: str,
+    client: DSecClient,
+    context: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DSEC_REGISTRY_AUTH", f"{USER}:{PASSWORD}")
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY data /data\n")
+    assert dsec("image", "build", "test/tiny:1", str(context)).returncode == 0
+    with real_registry(tmp_path_factory.mktemp("registry")) as registry:
+        name = f"{registry.host}/team/tiny:1"
+        assert dsec("image", "push", "test/tiny:1", f"docker://{name}", "--plain-http").returncode == 0
+        refs = [f"test/pulled-at-once-{each}:1" for each in range(5)]
+        made = asyncio.run(_built_at_once(url, f"FROM {name}\nCOPY program.sh /\n", context, refs))
+        assert len({info.layers for info in made}) == 1
+
+
+async def _built_at_once(url: str, text: str, context: Path, refs: Sequence[str]) -> Sequence[ImageInfo]:
+    options = run.Options(login_for=lambda _: RegistryLogin(USER, PASSWORD))
+    async with libdsec.DSecClient(url) as client:
+        builds = (run.build(client, ref, text, str(context), options, lambda _: None) for ref in refs)
+        return await asyncio.gather(*builds)
+
+
+@pytest.mark.usefixtures("built")
+def test_links_of_another_stage_lead_where_they_lead_there(
+    dsec: Dsec, client: DSecClient, image: str, context: Path
+) -> None:
+    (context / "Dockerfile").write_text(
+        "ARG BASE\nFROM $BASE AS other\n"
+        "RUN mkdir -p /b/c && ln -s ../y /b/c/x && ln -s /b/c /a && echo right > /b/y && echo wrong > /y\n"
+        "FROM scratch\nCOPY --from=other /a/x /x\n"
+    )
+    assert counts(build(dsec, image, context, "test/links:1")) == (0, 2)
+    with client.run_container(DSecContainerRunArgs(container_image="test/links:1")) as sandbox:
+        assert sandbox.files.read("/x") == b"right\n"
 
 
 @pytest.mark.usefixtures("built")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -186,14 +186,22 @@ class _Build:
         except ImageNotFoundError:
             source, plain = f"docker://{name}", _LOOPBACK.fullmatch(match["host"]) is not None
             login = self._options.login_for(source)
-            return _made(await self._client.pull_image(source, local, login=login, plain_http=plain))
+            pulling = self._client.pull_image(source, local, login=login, plain_http=plain)
+            return _made(await self._or_found(pulling, local))
 
     async def _scratch(self) -> _Made:
         ref = f"{CACHE}/{SCRATCH}:1"
         try:
             return _made(await self._client.image(ref))
         except ImageNotFoundError:
-            return _made(await self._client.build_image(ref, "empty:/"))
+            return _made(await self._or_found(self._client.build_image(ref, "empty:/"), ref))
+
+    async def _or_found(self, making: Awaitable[ImageInfo], ref: str) -> ImageInfo:
+        """The image that is made under this name, or the one that another build has made of the same meanwhile."""
+        try:
+            return await making
+        except AlreadyExistsError:
+            return await self._client.image(ref)
 
     async def _step(self, stage: Stage, base: _Made, step: Step) -> _Made:
         chosen = await self._chosen(step)
@@ -221,11 +229,7 @@ class _Build:
                 else:
                     source = await self._source(step)
                     await copying.from_sandbox(sandbox, step, await self._sandbox(source.ref, "private"))
-            try:
-                packed = await sandbox.pack_diff(ref, kind="base", scrub=False, comment=step.text[:MAX_COMMENT])
-                image = packed.image
-            except AlreadyExistsError:
-                image = await self._client.image(ref)  # another build made the same step
+            image = await self._or_found(_packed(sandbox, ref, step), ref)
         self._newest[key] = newest + 1
         return msgspec.structs.replace(_made(image), shell=base.shell)
 
@@ -259,6 +263,11 @@ class _Build:
         if not result.ok:
             why = f"cannot build line {step.line} of the Dockerfile: {step.text[:200]!r} ended with {result.how()}"
             raise StepFailedError(why, _status(result), step.line, result.ended)
+
+
+async def _packed(sandbox: Sandbox, ref: str, step: Step) -> ImageInfo:
+    packed = await sandbox.pack_diff(ref, kind="base", scrub=False, comment=step.text[:MAX_COMMENT])
+    return packed.image
 
 
 def _status(result: ExecResult) -> int:
