@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import stat
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
@@ -22,6 +23,7 @@ from libdsec.protocol.spec import Network
 from . import copying
 from .context import Context
 from .instructions import Dockerfile, Stage
+from .lines import MAX_BYTES
 from .parse import parse
 from .patterns import Ignore
 from .plan import (
@@ -114,10 +116,25 @@ def _ignored(directory: str) -> Ignore:
     if not os.path.isdir(directory):
         raise InvalidArgumentError(f"cannot build in {directory}: there is no such directory", field="context")
     try:
-        with open(os.path.join(directory, ".dockerignore"), encoding="utf-8", errors="surrogateescape") as file:
-            return Ignore(file.read())
+        return Ignore(_read_ignore(os.path.join(directory, ".dockerignore")))
     except FileNotFoundError:
         return Ignore()
+
+
+def _read_ignore(path: str) -> str:
+    """Whoever made the directory may have put a FIFO there, or a link to a device that never ends."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InvalidArgumentError(f"cannot use {path}: it is no file", field="context")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}", field="context") from error
+    if len(content) > MAX_BYTES:
+        raise InvalidArgumentError(f"cannot use {path}: it has more than {MAX_BYTES} bytes", field="context")
+    return content.decode("utf-8", "surrogateescape")
 
 
 class _Build:
