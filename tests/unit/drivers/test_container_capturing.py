@@ -1,10 +1,14 @@
-"""A snapshot of what a sandbox has written: there while it is read, and gone whatever happens."""
+"""A snapshot of what a sandbox has written: made while it stands still, there while it is read, and gone whatever
+happens."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from libdsec.protocol.errors import CapacityError
 
 
 class Upper:
-    """One whose file system has snapshots."""
+    """One whose file system has snapshots, and its sandbox."""
 
     has_snapshots, home, path_upper = True, "/uppers/one", "/uppers/one/fs/upper"
 
@@ -23,12 +27,13 @@ class Upper:
         self.may = threading.Event()
         self.may.set()
         self.begun = threading.Event()
-        self.there = False
+        self.there = self.standing = False
         self.failure: KernelError | None = None
         self.loop_thread = threading.get_ident()
 
     def snapshot(self) -> str:
         assert threading.get_ident() != self.loop_thread
+        assert self.standing, "what is written meanwhile would be there in part"
         self.begun.set()
         self.may.wait(10)
         if self.failure is not None:
@@ -40,16 +45,24 @@ class Upper:
         assert threading.get_ident() != self.loop_thread
         self.there = False
 
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[float]:
+        self.standing = True
+        try:
+            yield time.monotonic()
+        finally:
+            self.standing = False
+
 
 def capture(upper: Upper) -> Any:
-    standstill: Any = None  # nothing stands still for a snapshot
-    return captured(upper, standstill, lambda: None)  # type: ignore[arg-type]
+    return captured(upper, upper, lambda: None)  # type: ignore[arg-type]
 
 
 async def test_it_is_there_while_it_is_read() -> None:
     upper = Upper()
     async with capture(upper) as what:
         assert (what.path, what.since, upper.there) == ("/uppers/one/snapshot/upper", None, True)
+        assert not upper.standing
     assert not upper.there
 
 
@@ -69,6 +82,7 @@ async def test_one_that_is_given_up_while_it_is_made_is_gone() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not upper.there
+    assert not upper.standing
 
 
 async def test_no_room_for_one_is_said() -> None:

@@ -82,6 +82,8 @@ class Captured:
     check: Callable[[], None]
     """From any thread, after reading, and now and then during it: `SandboxFailedError` where the sandbox was ended
     meanwhile, and what was read may not be all there was."""
+    stood_ms: float = 0.0
+    """For how long it stood still before, where it goes on."""
 
 
 class Instance(Protocol):

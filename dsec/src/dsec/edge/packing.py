@@ -152,7 +152,7 @@ async def _read(threads: Executor, capture: Capture, work: Callable[[Upper, Prog
                 what.check()
                 loop.call_soon_threadsafe(end_reading)
 
-            upper = Upper(what.path, what.since, check, done)
+            upper = Upper(what.path, what.since, check, done, what.stood_ms)
             working = loop.run_in_executor(threads, work, upper, news.tell)
             try:
                 await asyncio.wait((working, read), return_when=asyncio.FIRST_COMPLETED)

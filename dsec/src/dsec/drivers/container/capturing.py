@@ -1,14 +1,16 @@
 """Reading what a sandbox has written, as it was at one moment.
 
-An upper in a btrfs subvolume is snapshotted and the sandbox goes on; of any other the sandbox stands still while it is
-read. Should we die meanwhile, the next edge thaws the sandbox as it adopts it, and takes the snapshot away as it opens
-the upper.
+An upper in a btrfs subvolume is snapshotted, and the sandbox goes on when that is done; of any other it stands still
+while it is read. It stands still for the snapshot too: one of a tree that is written to has the names of files whose
+contents were not on their way to the disk when it began, and those empty. Should we die meanwhile, the next edge thaws
+the sandbox as it adopts it, and takes the snapshot away as it opens the upper.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -32,12 +34,17 @@ async def captured(upper: Upper, standstill: Standstill, check: Callable[[], Non
         async with standstill.still() as since:
             yield Captured(upper.path_upper, since, check)
         return
-    copy = await _snapshot(upper)
+    made = False
     try:
+        async with standstill.still() as since:
+            copy = await _snapshot(upper)
+            made = True
+        stood_ms = round((time.monotonic() - since) * 1000, 3)
         faults.point("driver.snapshot.made")
-        yield Captured(copy, None, check)
+        yield Captured(copy, None, check, stood_ms)
     finally:
-        await _gone(upper)
+        if made:
+            await _gone(upper)
 
 
 async def _snapshot(upper: Upper) -> str:

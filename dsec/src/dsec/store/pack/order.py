@@ -34,3 +34,5 @@ class Upper:
     """Called often; raises where the layer is not wanted any more, or what is read cannot be trusted."""
     done: Callable[[], None]
     """Called once it has been read: the sandbox may go on."""
+    stood_ms: float = 0.0
+    """For how long it stood still before, where it does not now."""

@@ -89,7 +89,7 @@ class _Reading:
         self._upper = upper
         self._toolkits = toolkits
         self.in_toolkits: list[bytes] = []
-        self.frozen_ms = 0.0
+        self.frozen_ms = upper.stood_ms
         asked = packing.asked
         self.source = UpperSource(
             upper.path,
