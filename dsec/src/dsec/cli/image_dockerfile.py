@@ -18,7 +18,7 @@ from libdsec.protocol.spec import Network
 
 from .options import find_image, pairs, seconds
 from .outcome import report
-from .output import amount, emit, harmless, printable, say
+from .output import amount, emit, printable, say
 from .registry_login import kept_login_for
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ class Shown:
     def _output(self, news: News) -> None:
         data = news.data
         if self._terminal:
-            text = harmless(self._decoders[news.stream].decode(data))
+            # of several lines; a return leaves none
+            text = printable(self._decoders[news.stream].decode(data), "\n\t\r")
             self._in_line = not text.endswith("\n") if text else self._in_line
             data = text.encode(sys.stderr.encoding or "ascii", "replace")
         sys.stderr.buffer.write(data)

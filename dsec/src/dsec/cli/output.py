@@ -54,14 +54,9 @@ def table(
         say("  ".join(line).rstrip())
 
 
-def printable(text: str) -> str:
-    """Text from a sandbox, unable to move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def harmless(text: str) -> str:
-    """As `printable`, of several lines: those stay, with tabs, and with returns, which leave no line."""
-    return "".join(c if c.isprintable() or c in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" for c in text)
+def printable(text: str, besides: str = "") -> str:
+    """Text from a sandbox, unable to move the cursor or colour the terminal, but for the characters of `besides`."""
+    return "".join(c if c.isprintable() or c in besides else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def count(sandboxes: int) -> str:
