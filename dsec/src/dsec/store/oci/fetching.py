@@ -187,10 +187,10 @@ class Fetching:
         part.fresh = True
         # also where nothing had to be changed: over other layers something might
         bound = part.build is not None
-        record: LayerRecord | None = self._taken.take(build)
-        if build.inodes == 1 and record is not None and not has_opaque_root(record):
-            record = None  # of nothing but a root nothing would be seen: a sandbox's root is its own
-        made = Made(record, bound)
+        record = self._taken.take(build)
+        # of nothing but a root nothing would be seen, a sandbox's root is its own: unless it hides what lies below
+        seen = build.inodes > 1 or has_opaque_root(record)
+        made = Made(record if seen else None, bound)
         self._flights.landed(part.key, made)
         self._done(part, made)
 

@@ -144,7 +144,7 @@ class _Layer(NamedTuple):
         """Where it lies in this repository, unless this node has never read what is said to be it."""
         blobs = [blob for part in self.parts for blob in _blobs(part)]
         unread = [blob for part in self.parts if not part.read for blob in _blobs(part)]
-        if not all(blob.digest for blob in blobs) or not origins.were_read(catalogue, unread):
+        if not origins.were_read(catalogue, unread):
             return None
         return origins.Origin(self.record.digest, self.below, name, tuple(blobs))
 

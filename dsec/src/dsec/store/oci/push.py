@@ -122,7 +122,7 @@ class _Push:
 
     def _layer(self, layer: LayerRecord, beneath: Sequence[str], most: int, target: Target) -> Sequence[PulledBlob]:
         """What it is there, over layers with these diff_ids: `most` blobs at most."""
-        pulled = [blobs for blobs in self._pulled(layer, beneath, target) if len(blobs[1]) <= most]
+        pulled = [(name, blobs) for name, blobs in self._pulled(layer, beneath, target) if len(blobs) <= most]
         for _, blobs in pulled:
             if all(target.has_blob(blob.digest) for blob in blobs):
                 return blobs
