@@ -47,10 +47,11 @@ def test_what_changed_is_shown_line_by_line(node: Any) -> None:
 
 def test_every_option_of_pack_goes_out(node: Any) -> None:
     answer(node)
-    options = "--kind toolkit --no-scrub --scrub /srv/*/build/ --scrub a --keep tmp/x --publish"
+    options = "--kind toolkit --no-scrub --scrub /srv/*/build/ --scrub a --keep tmp/x --publish --comment made"
     assert node.run("pack", "abc", "w:1", *options.split()).exit_code == 0
     asked = node.request("sandbox.pack_diff")
     assert (asked.ref, asked.kind, asked.scrub, asked.publish) == ("w:1", "toolkit", False, True)
+    assert asked.comment == "made"
     assert asked.rules == (
         ScrubRule("srv/*/build", "asked for"),
         ScrubRule("a", "asked for"),

@@ -171,7 +171,8 @@ class PackDiffRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     publish: bool = False
     """To the shared store too, before the answer."""
     comment: str = ""
-    """How the layer came to be, in words, for the image's history; the node says something where nothing is said."""
+    """How the layer came to be, in words, for the image's history: 1,000 characters at most. The node says something
+    where nothing is said."""
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -193,7 +194,7 @@ class PackedDiff(msgspec.Struct, frozen=True):
     """Paths of the diff that change what a toolkit gave: they are in the layer, but the toolkit lies above a workspace
     and will hide them. At most the first 1,000."""
     frozen_ms: float = 0.0
-    """How long the sandbox stood still; 0 where its upper could be snapshotted."""
+    """How long the sandbox stood still for it: until it was read, or snapshotted where it could be."""
 
 
 class ImageStats(msgspec.Struct, frozen=True):
